@@ -123,7 +123,10 @@ def lookup(**tables):
         (lambda w: Plan(w, scale=torch.zeros(3)), r"broadcast to \[B, H, Lq\] = \[2, 4, 5\], got shape \[3\]"),
         (lambda w: Plan(w, decay=(torch.zeros(2, 4, 5), torch.zeros(2, 4, 5))), r"decay\[1\] must have shape"),
         (lambda w: Plan(w, rotate=Rotation((torch.ones(1, 5, 5),) * 2, None)), "do not fit q"),
-        (lambda w: Plan(w, rotate=Rotation((torch.ones(1, 5, 4),) * 2, None, layout="odd")), "'half' .* or 'interleaved'"),
+        (
+            lambda w: Plan(w, rotate=Rotation((torch.ones(1, 5, 4),) * 2, None, layout="odd")),
+            "'half' .* or 'interleaved'",
+        ),
     ],
 )
 def test_plans_that_do_not_fit_are_refused(make, words):
@@ -419,3 +422,8 @@ def test_a_class_and_a_name_with_options_are_named_as_such():
         posenc.Attention(32, 4, encoding=posenc.T5)
     with pytest.raises(ValueError, match=r"give options as arguments: create\('t5', buckets=64\)"):
         posenc.Attention(32, 4, encoding="t5:buckets=64")
+
+
+def test_a_layer_refuses_a_window_when_it_is_made():
+    with pytest.raises(ValueError, match="window=-3 must be 0 or more slots"):
+        posenc.Attention(32, 4, window=-3)

@@ -28,7 +28,7 @@ WORDS = {
         caption="What {name} does to the scores: over distance, over (i, j), and its own vectors or table",
         caption_none="Without positions there is nothing to draw.", unmeasured="The published benchmarks do not time it on its own.",
         reference="Options and errors in the reference: ", english="",
-        own_lab="The lab trains layers with an encoding, and this is attention of its own.",
+        own_lab="`posenc compare --encodings {name}` trains it in a layer of its own ([the lab](../results/lab.md#attention-of-its-own)).",
         tensors="q [B, H, Lq, D], the last Lq of the Lk tokens of k and v [B, Hkv, Lk, D]; the output is [B, H, Lq, D].",
     ),
     "zh": dict(
@@ -44,7 +44,7 @@ WORDS = {
         caption="{name} 对分数的作用：随距离、随 (i, j)，以及它自己的向量或表",
         caption_none="没有位置，就没有可画的东西。", unmeasured="已发布的基准没有单独测量它。",
         reference="参考文档中的选项与报错：", english="下面是代码中的说明（英文）：\n\n",
-        own_lab="实验室训练的是带有编码的层，而这是一种自成一体的注意力。",
+        own_lab="`posenc compare --encodings {name}` 用它自己的层训练它（[实验室](../results/lab.md#attention-of-its-own)）。",
         tensors="q [B, H, Lq, D] 是 k、v [B, Hkv, Lk, D] 的 Lk 个词元中的最后 Lq 个；输出为 [B, H, Lq, D]。",
     ),
 }  # fmt: skip
@@ -91,7 +91,7 @@ def page(info: EncodingInfo, language: str) -> str:
         f"## {words['shapes']}",
         shapes(info, words),
         f"## {words['lab']}",
-        words["own_lab"] if info.name in OWN_ATTENTION else lab(info.name, language),
+        words["own_lab"].format(name=info.name) if info.name in OWN_ATTENTION else lab(info.name, language),
         f"## {words['speed']}",
         speed(info.name, words),
     ]

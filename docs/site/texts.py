@@ -20,13 +20,13 @@ ENGINES = {
 }  # fmt: skip
 
 FACTS = {
-    "none": dict(enters="不进入", extrapolates="部分可以：次序只来自因果掩码"),
+    "none": dict(enters="不进入", extrapolates="不能：在 2 倍处失效（实验室）；次序只来自因果掩码"),
     "sinusoidal": dict(enters="输入", extrapolates="不能：处处有定义，但没见过的位置会误导模型"),
     "sinusoidal_2d": dict(enters="输入，按行、列", extrapolates="不能：处处有定义，但没见过的行和列会误导模型"),
     "learned": dict(enters="输入", extrapolates="不能：超过 max_length 无定义"),
     "shaw": dict(enters="分数和值", extrapolates="有限：超过 max_distance 的距离共用一行"),
     "clipped": dict(enters="分数", extrapolates="有限：超过 max_distance 的距离共用一个数"),
-    "t5": dict(enters="分数", extrapolates="约到训练长度的 2 倍"),
+    "t5": dict(enters="分数", extrapolates="到训练长度的 2 倍；训练得久则到 16 倍（实验室）"),
     "transformer_xl": dict(enters="分数", extrapolates="可以，配合记忆和 clamp_length"),
     "xlnet": dict(enters="分数", extrapolates="可以，配合记忆和 clamp_length"),
     "deberta": dict(enters="分数", extrapolates="可以：超过最后一个桶的距离共用一行"),
@@ -51,7 +51,7 @@ FACTS = {
     "tupe": dict(enters="分数", extrapolates="不能：超过 max_length 无定义"),
     "cape": dict(enters="输入", extrapolates="部分可以：训练中的平移和伸缩扩大了范围"),
     "pope": dict(enters="查询和键", extrapolates="据作者称优于 rope"),
-    "fire": dict(enters="分数", extrapolates="可以：距离相对于查询的位置"),
+    "fire": dict(enters="分数", extrapolates="到训练长度的 2 倍；在 32 倍处失效（实验室，三个种子）"),
     "latent": dict(enters="查询和键", extrapolates="与它的旋转相同"),
     "cope": dict(enters="分数", extrapolates="计数止于表的最后一行"),
     "stick_breaking": dict(enters="代替 softmax", extrapolates="可以：近处的键先取走自己的份额"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal, Unpack, overload
 
@@ -245,27 +245,10 @@ def _lower(q, k, v, plan, dropout, return_lse, masks, values: bool = True) -> Lo
     plan = _check_plan(plan, q, k)
     plan.check(q, k, v if values else None)
     require_number("dropout", dropout, least=0.0, below=1.0)
-    if not masks.keys() <= MaskOptions.__annotations__.keys():
-        raise TypeError(_unknown_arguments(masks))
     mask = make_mask(q, k, **masks)
     if mask.causal:
         _warn_alignment(plan)
     return lower_plan(q, k, v, plan, mask, dropout, return_lse or plan.sinks is not None)
-
-
-OTHER_NAMES = {
-    "is_causal": "give causal", "attn_mask": "give mask", "attention_mask": "give key_mask [B, Lk], or mask",
-    "key_padding_mask": "give key_mask, True for real keys", "dropout_p": "give dropout", "window_size": "give window",
-    "scale": "give the plan a scale, Plan(positions, scale=...)", "softmax_scale": "give the plan a scale, Plan(positions, scale=...)",
-    "enable_gqa": "leave it out, k and v may have fewer heads", "return_attn_probs": "use scores(q, k, plan).softmax(-1)",
-}  # fmt: skip
-"""Arguments of PyTorch's and other attention functions -> what to do here."""
-
-
-def _unknown_arguments(given: Mapping[str, object]) -> str:
-    known = ", ".join(MaskOptions.__annotations__)
-    names = [name for name in given if name not in MaskOptions.__annotations__]
-    return "; ".join(f"unknown argument {name}: {OTHER_NAMES.get(name, f'the masks are {known}')}" for name in names)
 
 
 def _check_plan(plan: Plan | None, q: Tensor, k: Tensor) -> Plan:

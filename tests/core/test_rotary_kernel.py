@@ -205,3 +205,34 @@ def test_phases_are_the_same_on_the_device():
         there = rope.cuda().rotation(positions).q
         for a, b in zip(here, there, strict=True):
             torch.testing.assert_close(b.cpu(), a, atol=1.2e-7, rtol=0.0)
+
+
+def test_only_what_was_rotated_before_is_rotated_again(monkeypatch):
+    """`Rotation.rotate_again` finds a launch by everything that the checks would look at, and none where there is more to do."""
+    from dataclasses import replace
+
+    from posenc.core import rotary_kernel
+    from posenc.core.rotation import Rotation
+
+    made = []
+
+    class Ready:
+        def run(self, tensors, cos, sin):
+            made.append(tensors)
+            return tensors
+
+    def find_ready(tensors, cos, sin, layout):
+        return Ready() if layout == "half" else None
+
+    monkeypatch.setattr(rotary_kernel, "find_ready", find_ready)
+    cos, sin = torch.ones(2, 1, 5, 4).unbind()
+    q, k = torch.randn(2, 1, 2, 5, 8).unbind()
+    rotation = Rotation((cos, sin), (cos, sin), "half")
+    assert rotation.rotate_again(q, k) == (q, k) and len(made) == 1
+    others = (
+        replace(rotation, layout="interleaved"), replace(rotation, values=True), replace(rotation, polar=True),
+        replace(rotation, k=None), replace(rotation, k=(cos.clone(), sin)),
+        replace(rotation, q=(cos.clone().requires_grad_(), sin)),
+    )  # fmt: skip
+    for other in others:
+        assert other.rotate_again(q, k) is None

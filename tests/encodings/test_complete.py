@@ -65,6 +65,7 @@ GENERAL = {  # tests of all encodings by name: gradients in float64 by differenc
     "plot/test_plot.py": ["test_the_terms_of_any_encoding_sum_to_the_scores_of_its_layer"],
     "explorer/test_pages.py": ["test_the_sentence_s_code_makes_the_drawn_attention"],
 }  # fmt: skip
+EXPLORER = "explorer/test_pages.py::test_the_gallery_shows_the_weights_of_attention_of_its_own"
 OWN = {  # what the tests of all encodings cover, for attention of its own
     "latent": ["test_token_by_token_is_prefill", "test_packed_is_separate", "test_gradients_of_every_parameter"],
     "contextual": [
@@ -124,6 +125,8 @@ def test_the_general_tests_take_all_encodings(file):
 @pytest.mark.parametrize("name", OWN_ATTENTION)
 def test_attention_of_its_own_has_the_same_tests(name):
     file, key = ("nn/test_latent.py", "latent") if name == "latent" else ("encodings/test_contextual.py", "contextual")
+    file_of_explorer, test_of_explorer = EXPLORER.split("::")
+    assert "OWN_ATTENTION" in decorators(file_of_explorer, test_of_explorer)
     for test in OWN[key]:
         source = functions(file)[test]
         assert name == "latent" or name in source or "function" in source, (name, test)
@@ -143,7 +146,7 @@ LAB = {"axial": "axial:columns=4", "sinusoidal_2d": "sinusoidal_2d:columns=4", "
 """Specifications of encodings that need an option."""
 
 
-@pytest.mark.parametrize("name", ENCODINGS)
+@pytest.mark.parametrize("name", CARDS)
 def test_the_lab_trains_it(name):
     model = Transformer(LAB.get(name, name), vocabulary=5, width=16, heads=4, layers=2, causal=True, longest=16)
     loss = model(torch.randint(5, (2, 12))).square().mean()

@@ -41,8 +41,10 @@ class Register:
     def __init__(self, data):
         self.data = data
 
-    def to(self, dtype):
-        return Register(self.data.to(dtype)) if isinstance(self.data, torch.Tensor) else Register(self.data)
+    def to(self, dtype, bitcast=False):
+        if not isinstance(self.data, torch.Tensor):
+            return Register(self.data)
+        return Register(self.data.view(dtype) if bitcast else self.data.to(dtype))
 
 
 def raw(x):
@@ -270,8 +272,24 @@ def _add(desc, at, source):
     desc.x[number(at[0]) : number(at[0]) + desc.rows] += source.data
 
 
+def _sum_diagonals(x):
+    """[64, eights, 8]: in the first eight of a row, the sums that backward_diagonals.py has there, as integers; zeros elsewhere."""
+    out, count = torch.zeros_like(x), x.shape[1] // 4 + 1
+    tile = x.reshape(4, 16, -1)
+    distance = torch.arange(16)[:, None] - torch.arange(tile.shape[2])
+    for row in range(64):
+        for column in range(8):
+            c, k = column // 2, row // 8 % 2 * 2 + column % 2
+            r = (row % 8 + c // 2 * 4 - c % 2 * 2) % 8 + 8 - 8 * (count * c + k)
+            if k < count:
+                out[row, 0, column] = tile[row // 16][distance == r].sum()
+    return out.view(torch.int32)
+
+
 def _assembly(text, constraints, args, **options):
-    """bar.sync and bar.arrive of 256 threads, additions to memory, sums of eight rows, and skew.py."""
+    """bar.sync and bar.arrive of 256 threads, additions to memory, sums of eight rows, skew.py and backward_diagonals.py."""
+    if "shfl" in text and len(args) == 1:
+        return Register(_sum_diagonals(args[0].data))
     if "shfl" in text:
         i, j = torch.arange(64)[:, None], torch.arange(64)
         return Register(torch.cat([x.data for x in args[:2]], 1).gather(1, j - i + 64))
@@ -354,7 +372,7 @@ def _stand_ins():
         constexpr=lambda x: x if isinstance(x, str) else Constant(x), int32=torch.int32, int64=torch.int64, float32=torch.float32, bfloat16=torch.bfloat16,
         where=_either, minimum=_extremum(min, torch.minimum), maximum=_extremum(max, torch.maximum),
         inline_asm_elementwise=_assembly, max=_reduce(lambda x, axis: x.amax(axis)),
-        min=_reduce(lambda x, axis: x.amin(axis)), cdiv=lambda a, b: Integer(-(-a // b)), sum=_reduce(lambda x, axis: x.sum(axis)),
+        min=_reduce(lambda x, axis: x.amin(axis)), cdiv=lambda a, b: Integer(-(-a // b)), sum=_reduce(lambda x, axis: x.sum(axis, dtype=x.dtype)),
         reshape=lambda x, shape: Register(x.data.reshape(*shape)), convert_layout=lambda x, layout: x,
         expand_dims=lambda x, axis: Register(torch.as_tensor(raw(x)).unsqueeze(axis)), SliceLayout=lambda *args: None,
         NVMMADistributedLayout=lambda *args: None, NVMMASharedLayout=lambda *args: None, BlockedLayout=lambda *args: None, DotOperandLayout=lambda *args: None,

@@ -1,10 +1,12 @@
 """Which engine `auto` tries first, by facts alone."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 import posenc
-from posenc import Plan, Positions, attend, explain
+from posenc import Lookup, Plan, Positions, attend, explain, index
 from posenc.core.mask import make_mask
 from posenc.engines import dense_bias, sdpa
 from posenc.engines.choose import ENGINES, order_engines
@@ -153,3 +155,33 @@ def test_a_table_of_more_digits_is_trained_as_a_dense_bias_by_the_kernels():
         assert not dense_bias.is_worth(lower_plan(q, k, v, plan, padded))
         with torch.no_grad():
             assert not dense_bias.is_worth(lower_plan(q, k, v, encoding.plan(Positions(length)), make_mask(q, k)))
+
+
+def test_windows_like_earlier_ones_are_not_lowered_again():
+    """What a GPU does (`plain_call._run_on_gpu`), on a CPU: nothing at first, then the same numbers and gradients."""
+    from posenc.engines import plain_call
+
+    rows, columns = (x.flatten() for x in torch.meshgrid(torch.arange(4), torch.arange(5), indexing="ij"))
+    positions = Positions(rows, rows, more=[(columns, columns, (-4, 4))], reach=(-3, 3))
+    grid = index.Grid((index.clip(3, 3, axis=0), index.clip(4, 4, axis=1)))
+    table = torch.randn(2, grid.n, requires_grad=True)
+    q, k, v = torch.randn(3, 3, 2, 20, 8).unbind()
+    plan = Plan(positions, lookups=(Lookup(grid, bias=table),), scale=0.3)
+    assert plain_call._run_on_gpu(q, k, v, plan, False) is None
+    expected = attend(q, k, v, plan, engine="sdpa")
+    found = plain_call._run_on_gpu(q, k, v, plan, False)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(
+        torch.autograd.grad(found.square().sum(), table), torch.autograd.grad(expected.square().sum(), table)
+    )
+    for other in (
+        replace(plan, slopes=torch.ones(2)),
+        replace(plan, lookups=plan.lookups * 2),
+        replace(plan, lookups=(Lookup(grid, bias=table.double()),)),
+        replace(plan, lookups=(Lookup(grid, bias=table, dot_key=torch.randn(2, grid.n, 8)),)),
+    ):
+        assert plain_call._run_on_gpu(q, k, v, other, False) is None
+    assert plain_call._run_on_gpu(q[:, :, :19], k, v, plan, False) is None
+    assert plain_call._run_on_gpu(q, k, v, plan, True) is None
+    rows.add_(0)  # a new version: positions may be others
+    assert plain_call._run_on_gpu(q, k, v, plan, False) is None

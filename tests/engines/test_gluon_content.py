@@ -18,6 +18,7 @@ from tests import budget
 from tests.engines import gluon_emulator
 from tests.engines.gluon_emulator import with_bounds
 from tests.engines.test_gluon import LOG2E, emulate
+from tests.engines.test_gluon_content_backward import band_of
 
 SPANS = {
     "shaw": index.clip(64, 64), "one side": index.Index(-300, 0), "one distance": index.Index(5, 5), "apart": index.Index(3, 9),
@@ -25,7 +26,7 @@ SPANS = {
 }  # fmt: skip
 
 
-def draw(span, lengths, start=0, heads=(2, 1), batch=1, states=0, bias=False):
+def draw(span, lengths, start=0, heads=(2, 1), batch=1, states=0, bias=False, keys=False):
     lq, lk = lengths
     q = torch.randn(batch, heads[0], lq, 64, dtype=torch.bfloat16)
     k, v = (torch.randn(batch, heads[1], lk, 64, dtype=torch.bfloat16) for _ in range(2))
@@ -33,7 +34,8 @@ def draw(span, lengths, start=0, heads=(2, 1), batch=1, states=0, bias=False):
     table = torch.randn(heads[0], spot.n, states or 64, dtype=torch.bfloat16) / 2
     given = torch.randn(batch, heads[0], lq, states, dtype=torch.bfloat16) if states else None
     bias = torch.randn(heads[0], spot.n) if bias else None
-    lookup = Lookup(spot, dot_query=table, states=given, bias=bias)
+    key = torch.randn(heads[0], spot.n, 64, dtype=torch.bfloat16) / 2 if keys else None
+    lookup = Lookup(spot, dot_query=table, states=given, bias=bias, dot_key=key)
     return q, k, v, Plan(Positions((start, lq), lk), lookups=(lookup,))
 
 
@@ -96,7 +98,7 @@ def test_every_distance_and_masks(rolling, monkeypatch, causal):
 # ---- from windows of the table -----------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def window():
-    return gluon_emulator.load("skew.py", "window.py")
+    return gluon_emulator.load("skew.py", "bands.py", "window.py")
 
 
 def check_window(module, monkeypatch, span, lengths, tile=None, programs=3, masks=None, **options):
@@ -109,7 +111,10 @@ def check_window(module, monkeypatch, span, lengths, tile=None, programs=3, mask
     out = torch.full_like(q, float("nan"))
     lse = torch.full((*q.shape[:2], -(-q.shape[2] // 64) * 64), float("nan"))
     with torch.no_grad():
-        window_launch.run_forward(emulate(module), with_bounds(x), num, scale, out, lse, tile)
+        cols = None
+        if x.key_table is not None:
+            cols = band_of(k, x.key_table, q.shape[1], num.cols_lo, num.cols_hi, -num.offset)
+        window_launch.run_forward(emulate(module), with_bounds(x), num, scale, out, lse, tile, cols)
     lse = torch.where(lse == float("inf"), float("-inf"), lse / LOG2E)[..., : q.shape[2]]
     expected, allowed = budget.expect(q, k, v, plan, **masks)
     budget.assert_within(out, expected["out"], allowed["out"], "out")
@@ -133,6 +138,20 @@ def test_window_tiles_states_and_a_bias(window, monkeypatch, tile):
     options = {"start": 7, "heads": (4, 2), "batch": 2, "tile": window_launch.WindowTile(*tile), "programs": 5}
     check_window(window, monkeypatch, "shaw", (400, 450), states=16, **options)
     check_window(window, monkeypatch, "wide", (400, 450), bias=True, masks={"causal": True}, **options)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_window_and_a_term_of_the_keys(window, monkeypatch, causal):
+    for span in ("shaw", "wide"):
+        for lengths in ((600, 600), (129, 127), (200, 700)):
+            start = max(lengths[1] - lengths[0], 0)
+            check_window(window, monkeypatch, span, lengths, start=start, keys=True, masks={"causal": causal})
+    tile = window_launch.WindowTile(64, 2, 2)
+    check_window(window, monkeypatch, "wide", (400, 450), tile, start=7, heads=(4, 2), batch=2, keys=True)
+    real = (torch.arange(450) % 7 != 3)[None]
+    check_window(
+        window, monkeypatch, "wide", (400, 450), start=50, keys=True, masks={"key_mask": real, "causal": causal}
+    )
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -9,6 +9,7 @@ pytest.importorskip("triton.experimental.gluon")
 
 from posenc import Lookup, Plan, Positions, index
 from posenc.core.mask import make_mask
+from posenc.engines import gluon
 from posenc.engines.gluon import content_launch
 from posenc.engines.lowering import lower_plan
 from posenc.engines.triton.arguments import kernel_arguments
@@ -29,6 +30,7 @@ def kernel():
         "backward_sums.py",
         "backward.py",
         "content_prepare.py",
+        "bands.py",
         "content_backward.py",
     )
     return gluon_emulator.load(*files)
@@ -148,3 +150,41 @@ def test_masks(kernel, monkeypatch, causal):
     check(kernel, monkeypatch, "shaw", (400, 500), both, start=100, batch=4, heads=(1, 1), masks=masks)
     check(kernel, monkeypatch, "shaw", (600, 600), both, masks={"window": (250, 0 if causal else 100)})
     check(kernel, monkeypatch, "shaw", (400, 400), both, masks={"documents": at[None, :400] // 150, "causal": causal})
+
+
+def test_where_it_is_chosen(monkeypatch):
+    monkeypatch.setattr(gluon, "refuse_device", lambda device: None)
+    monkeypatch.setattr(gluon, "CONTENT_BACKWARD", True)
+    monkeypatch.setattr(gluon, "FEWEST", 1)
+
+    def reason(length=4096, size=64, span=64, dropout=0.0, masks=None, **terms):
+        q, k = (torch.empty(1, 2, length, size, dtype=torch.bfloat16) for _ in range(2))
+        spot = index.clip(span, span)
+        tables = {name: torch.zeros(2, spot.n, *(() if name == "bias" else (size,))) for name in terms}
+        plan = Plan(Positions(length), lookups=(Lookup(spot, **tables),))
+        x, num, scale = kernel_arguments(q, k, k, lower_plan(q, k, k, plan, make_mask(q, k, **(masks or {}))))
+        return gluon.refuse_content_backward(x, num, scale, dropout, q)
+
+    assert reason(dot_query=1) is None
+    assert reason(dot_query=1, dot_key=1, masks={"causal": True}) is None
+    assert reason(dot_query=1, add_value=1) is None
+    assert reason(dot_query=1, size=128) is None
+    assert "no term of the queries: not compared" in reason(dot_key=1)
+    assert "documents: not compared" in reason(
+        dot_query=1, masks={"documents": torch.zeros(1, 4096, dtype=torch.int64)}
+    )
+    assert "heads of 128 with padding, keys or values" in reason(dot_query=1, dot_key=1, size=128)
+    assert "needs 4096 queries and keys, got 2100" in reason(length=2100, dot_query=1)
+    assert "beyond both ends" in reason(span=9, dot_query=1)
+    assert reason(span=9, dot_query=1, masks={"causal": True}) is None
+    assert "too many distances" in reason(span=3000, dot_query=1)
+    assert "no dropout" in reason(dropout=0.1, dot_query=1)
+    assert "more than 134217728" in reason(length=1 << 17, dot_query=1)
+    assert "needs a content term" in reason(bias=1)
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert "no fixed order" in reason(dot_query=1)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    monkeypatch.setattr(gluon, "CONTENT_BACKWARD", False)
+    assert "not compared" in reason(dot_query=1)

@@ -1,13 +1,16 @@
-"""The assembly of gluon/skew.py, interpreted: 128 threads, a number of its own for each element of the band."""
+"""The assembly of gluon/skew.py and gluon/backward_diagonals.py, interpreted: 128 threads."""
 
 import pytest
+import torch
 
 pytest.importorskip("triton.experimental.gluon")
 
-from posenc.engines.gluon import skew
+from posenc.engines.gluon import backward_diagonals, skew
+from tests.engines import gluon_emulator
 
 OPERATIONS = {
-    "mov.u32": lambda a: a, "and.b32": lambda a, b: a & b, "or.b32": lambda a, b: a | b, "shr.u32": lambda a, b: a >> b,
+    "mov.u32": lambda a: a, "mov.b32": lambda a: a, "add.u32": lambda a, b: a + b, "add.f32": lambda a, b: a + b, "xor.b32": lambda a, b: a ^ b,
+    "shl.b32": lambda a, b: a << b, "setp.eq.u32": lambda a, b: a == b, "and.b32": lambda a, b: a & b, "or.b32": lambda a, b: a | b, "shr.u32": lambda a, b: a >> b,
     "sub.u32": lambda a, b: (a - b) % 2**32, "setp.ne.u32": lambda a, b: a != b, "setp.ge.u32": lambda a, b: a >= b,
     "setp.gt.u32": lambda a, b: a > b, "selp.b32": lambda a, b, p: a if p else b,
     "prmt.b32": lambda a, b, select: sum(((b << 32 | a) >> 8 * (select >> 4 * i & 7) & 255) << 8 * i for i in range(4)),
@@ -39,6 +42,7 @@ def run(text, threads):
 
 
 def test_it_skews_a_band():
+    """With a number of its own for each element of the band."""
     text, constraints = skew.write_skew()
     element = lambda row, column: 128 * row + column  # noqa: E731
     threads = []
@@ -56,3 +60,31 @@ def test_it_skews_a_band():
             expected = element(row, column - row + 64)
             assert own[f"${register}"] == expected | (expected + 1) << 16
     assert constraints.split(",") == ["=r"] * 16 + ["r"] * 64
+
+
+@pytest.mark.parametrize("eights", [4, 8])
+def test_it_sums_diagonals(eights):
+    """Each distance of a warp's rows once, where the emulator has it; all numbers are whole."""
+    text, constraints = backward_diagonals.write_sums(eights)
+    tile = torch.randint(-1000, 1000, (64, eights, 8))
+    count = 4 * eights
+    threads = []
+    for thread in range(128):
+        warp, lane = divmod(thread, 32)
+        own = {"%laneid": lane}
+        for e in range(eights):
+            for h in range(2):
+                for p in range(2):
+                    own[f"${count + p + 2 * h + 4 * e}"] = int(
+                        tile[16 * warp + 8 * h + lane // 4, e, 2 * (lane % 4) + p]
+                    )
+        threads.append(own)
+    run(text, threads)
+    expected = gluon_emulator._sum_diagonals(tile.float()).view(torch.float32)
+    for thread, own in enumerate(threads):
+        warp, lane = divmod(thread, 32)
+        for at in range(count):
+            row, column = 16 * warp + 8 * (at // 2 % 2) + lane // 4, 2 * (lane % 4) + at % 2
+            assert own[f"${at}"] == expected[row, at // 4, column]
+    assert expected.sum() == tile.sum()
+    assert constraints.split(",") == ["=r"] * count + ["f"] * count

@@ -134,6 +134,17 @@ def group_shifts():
     decode_launch.MOST_OWN_ROWS = kept
 
 
+def group_order():
+    """The output lies in memory as the queries do: a layer then needs no copy of it."""
+    for lq, lk in ((5, 40), (16, 16)):
+        q, k, v = (torch.randn(2, length, 4, 16).transpose(1, 2) for length in (lq, lk, lk))
+        plan = plan_of(("bias",), q, k, v, Positions((lk - lq, lq), lk))
+        out, _ = check(q, k, v, plan, torch.bfloat16, causal=True)
+        assert out.transpose(1, 2).is_contiguous()
+        again, _ = check(q.contiguous(), k, v, plan, torch.bfloat16, causal=True)
+        assert again.is_contiguous() and torch.equal(again, out)
+
+
 def group_steps():
     """Token by token equals the whole text, through Attention and KVCache; what else a call may be."""
     for name in ("none", "rope", "alibi", "t5", "clipped", "shaw", "transformer_xl"):

@@ -15,6 +15,7 @@ pytest.importorskip("gradio")
 import posenc
 from posenc.core import documentation
 from posenc.encodings import spec
+from posenc.encodings.registry import OWN_ATTENTION
 from posenc.encodings.rope.configs import read
 from posenc.explorer import pages, render, url_state
 from posenc.explorer.pages import PAGES, compare, descriptions, extend, pasted_config, results, sentence
@@ -50,6 +51,19 @@ def test_the_gallery_s_code_makes_the_drawn_kernel(name):
     assert len(view.code.splitlines()) <= 6
     scores = run(view.code)["scores"].detach()[0]
     np.testing.assert_allclose(kernel.z, scores.masked_fill(scores.isinf(), torch.nan), atol=1e-9)  # inf: masked
+
+
+@pytest.mark.parametrize("name", OWN_ATTENTION)
+def test_the_gallery_shows_the_weights_of_attention_of_its_own(name):
+    for words in (EN, ZH):
+        view = draw("gallery", words, encoding=name)
+        heat, lines = view.panels()
+        weights = run(view.code)["weights"]
+        np.testing.assert_allclose(heat.z, weights[0], atol=1e-6)
+        assert not np.triu(heat.z, 1).any()  # causal
+        assert (weights.sum(-1) <= 1 + 1e-5).all()
+        assert name in lines.series and OWN_ATTENTION[name].formula in view.html.replace("&#x27;", "'")
+    assert descriptions.describe(name, "zh").when != descriptions.describe(name, "en").when
 
 
 @pytest.mark.parametrize("number", range(1, len(CHAPTERS) + 1))

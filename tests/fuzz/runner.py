@@ -48,17 +48,16 @@ class Setting:
         """The case of this number, from nothing but the seed."""
         random = Random(f"{self.part} {self.seed} {number}")
         case = self._drawn(number, random)
-        return (
-            self.module.for_hopper(case, Random(f"{self.seed} {number % (self.structures or number + 1)}"))
-            if self.hopper
-            else case
-        )
+        return self.module.for_hopper(case, Random(f"{self.seed} {self._structure(number)}")) if self.hopper else case
+
+    def _structure(self, number: int) -> int:
+        """What a kernel is compiled for is drawn `structures` times only, lengths and numbers each time. The draws of a chunk share it, so that a
+        process compiles for one structure at a time."""
+        return number // CHUNK % self.structures if self.structures else number
 
     def _drawn(self, number: int, random: Random):
-        if (
-            self.structures
-        ):  # what a kernel is compiled for is drawn `structures` times only, lengths and numbers each time
-            return self.module.resize(self.module.draw(Random(f"{self.seed} {number % self.structures}")), random)
+        if self.structures:
+            return self.module.resize(self.module.draw(Random(f"{self.seed} {self._structure(number)}")), random)
         return self.module.draw(random)
 
     @property

@@ -193,9 +193,9 @@ def from_bench(recorder, only):
 def from_hf(recorder, only):
     """T5 and DeBERTa at their widths, with one layer; bfloat16, with dropout."""
     from posenc import hf
-    from posenc.hf import measure_models
+    from posenc.bench import models
 
-    for make in (measure_models.t5, measure_models.deberta):
+    for make in (models.t5, models.deberta):
         recorder.case = f"hf {make.__name__}"
         if not wanted(recorder.case, only):
             continue
@@ -317,19 +317,18 @@ def from_projections(recorder, only):
 
     from posenc.core import projection
 
-    kept, projection._is_served = projection._is_served, lambda *_: True
     for size, dtype in ((768, torch.bfloat16), (512, torch.float16), (100, torch.bfloat16)):
         recorder.case = f"projection {size} {dtype}"
         if wanted(recorder.case, only):
             for biases in ((False, True), (True, True), (False,)):
                 linears = [nn.Linear(size, size, bias=bias, dtype=dtype) for bias in biases]
+                weights = [x for linear in linears for x in (linear.weight, linear.bias)]
                 rows = torch.randn(255, size, dtype=dtype, requires_grad=len(biases) == 2)
-                outs = projection.project_heads(rows, linears, 4)
+                outs = projection._apply(4, 0, 255, rows, *weights)
                 torch.autograd.grad(outs, [linears[0].weight], [torch.zeros_like(x) for x in outs])
-                outs = projection.project_heads(rows, linears, 4)
+                outs = projection._apply(4, 0, 255, rows, *weights)
                 leaves = [x for linear in linears for x in linear.parameters()] + [rows] * rows.requires_grad
                 torch.autograd.grad(outs, leaves, [torch.zeros_like(x) for x in outs])
-    projection._is_served = kept
 
 
 def from_pair(recorder, only):
@@ -363,7 +362,7 @@ def from_contextual(recorder, only):
                 else (None, None)
             )
             out, left = operators.stick_forward(q, k, v, *masks, 0.1, True)
-            operators.stick_backward(q, left if masked else None, q, k, v, *masks, out, left, 0.1, True)
+            operators.stick_backward(q, left if masked else None, q, k, v, *masks, left, 0.1, True)
             counts = torch.empty(2, 4, 300, 64)
             out, lse = operators.count_forward(q, k, v, counts, *masks, 0.1)
             operators.count_backward(q, q, k, v, counts, *masks, out, lse, 0.1)

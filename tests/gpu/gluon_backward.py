@@ -1,6 +1,6 @@
 """The Gluon backward pass on a Hopper GPU: checked against float64, then timed beside cuDNN's and the Triton pair.
 
-    python -m tests.gpu.gluon_backward --out FILE.json [--only base] [--skip check,time] [--seconds 140]      --only compile: all kernels that are timed
+    python -m tests.gpu.gluon_backward --out FILE.json [--only base] [--skip check,time] [--seconds 140] [--variants three] [--workers 16]      --only compile: all kernels that are timed
 
 Jobs run in processes of their own, as in tests/gpu/hopper.py. Times are of the backward pass alone: ours and the pair's are replayed
 graphs of their launches, sums of tables included; cuDNN's is a step less its forward pass.
@@ -19,72 +19,69 @@ from pathlib import Path
 
 from tests.gpu import hopper
 
+THREE = {"consumers": 3, "queries": 32, "registers": (136, 48, 24)}  # heads of 64
 VARIANTS: dict[str, dict] = {
     "base": {},
-    "copy engine": {"add": 3},
-    "copy engine, 4 stages": {"add": 3, "stages": 4},  # heads of 64
-    "copy engine, slots 3": {"add": 3, "slots": 3},
-    "stages 4": {"stages": 4},
-    "two buffers": {"buffers": 2},  # heads of 64
-    "two buffers, copy engine": {"buffers": 2, "add": 3},
-    "no sums": {"add": 1},
-    "no dq": {"add": 0},
-    "no spread": {"spread": 0},
+    "late": {"late": 1},
+    "three": THREE,
+    "three, 4 stages": THREE | {"stages": 4, "slots": 3},
+    "three, copy engine": THREE | {"add": 3},
 }
 FLAGS = (("", "causal"), ("window", "band"), ("padding", "causal padding"), ("documents", "causal documents"), ("all",))
 MASKED = tuple(
     (4, 2, 1, lq, lk, max(lk - lq, 0), "starts" if lq == 1000 else "plain")
     for lq, lk in ((1, 1), (65, 65), (129, 200), (1000, 1000), (1300, 700), (3000, 3000))
 )
-CHECKED = ("base", "copy engine", "two buffers")
-ROWS = (  # batch, heads, heads of keys, length, size, terms and masks, variants; "peers": cuDNN without them, and the pair with them
-    (4, 16, 16, 4096, 64, "t5", ("peers", "base", "copy engine", "no spread", "two buffers", "two buffers, copy engine")),
-    (4, 16, 16, 4096, 64, "t5 causal", ("peers", "base", "no spread", "two buffers")),
-    (1, 16, 16, 16384, 64, "t5", ("peers", "base")),
-    (1, 16, 16, 16384, 64, "t5 causal", ("peers", "base")),
-    (4, 16, 16, 4096, 128, "t5", ("peers", "base", "no spread")),
-    (2, 32, 32, 8192, 128, "t5 causal", ("peers", "base")),
-    (4, 16, 16, 4096, 64, "none", ("base", "no sums")),
-    (2, 32, 8, 8192, 128, "t5 causal", ("peers", "base")),
-    (4, 16, 16, 4096, 64, "alibi", ("peers", "base")),
-    (4, 16, 16, 4096, 64, "alibi causal", ("peers", "base")),
-    (2, 32, 32, 8192, 128, "alibi causal", ("peers", "base")),
-    (4, 16, 16, 4096, 64, "t5 padding", ("peers", "base")),
-    (4, 16, 16, 4096, 64, "t5 documents", ("peers", "base")),
-    (4, 16, 16, 4096, 64, "t5 causal documents", ("peers", "base")),
-    (4, 16, 16, 4096, 64, "t5 window", ("peers", "base")),
-    (8, 12, 12, 2048, 64, "t5", ("peers", "base")),
-    (8, 12, 12, 2048, 64, "t5 causal", ("peers", "base")),
-    (4, 16, 16, 2048, 128, "t5 causal", ("peers", "base")),
-    (16, 12, 12, 1024, 64, "t5", ("peers", "base")),
-    (16, 12, 12, 1024, 64, "t5 causal", ("peers", "base")),
-    (32, 12, 12, 512, 64, "t5", ("peers", "base")),
-    (8, 12, 12, 2048, 64, "alibi causal", ("peers", "base")),
-    (16, 12, 12, 1024, 64, "alibi causal", ("peers", "base")),
+CHECKED = ("base", "three")
+TERMS = ("t5", "none", "alibi", "both")
+ROWS = (  # batch, heads, heads of keys, length, size, terms and masks, variants; cuDNN without them, and the pair with them
+    (4, 16, 16, 4096, 64, "t5", ("cudnn", "base", "late", "three", "three, 4 stages", "three, copy engine")),
+    (4, 16, 16, 4096, 64, "t5 causal", ("cudnn", "base", "late", "three")),
+    (4, 16, 16, 4096, 128, "t5", ("cudnn", "base", "late")),
+    (4, 16, 16, 4096, 64, "none", ("base", "three", "late")),
+    (1, 16, 16, 16384, 64, "t5 causal", ("cudnn", "base", "three")),
+    (2, 32, 32, 8192, 128, "t5 causal", ("cudnn", "base", "late")),
+    (1, 16, 16, 16384, 64, "t5", ("cudnn", "base", "three")),
+    (4, 16, 16, 4096, 64, "alibi", ("base", "three")),
+    (16, 12, 12, 1024, 64, "t5", ("pair", "base", "three")),
+    (8, 12, 12, 2048, 64, "t5 causal", ("pair", "base", "three")),
+    (32, 12, 12, 512, 64, "t5", ("pair", "base", "three")),
+    (16, 12, 12, 1024, 64, "alibi causal", ("pair", "base")),
+    (2, 32, 32, 8192, 128, "alibi causal", ("base", "late")),
+    (8, 16, 16, 1024, 128, "t5 causal", ("pair", "base")),
+    (4, 16, 16, 4096, 64, "t5 causal documents", ("pair", "base", "three")),
+    (4, 16, 16, 4096, 64, "t5 window", ("pair", "base", "three")),
+    (4, 16, 16, 4096, 64, "t5 padding", ("pair", "base")),
+    (4, 16, 16, 4096, 64, "t5 documents", ("pair", "base")),
+    (2, 32, 8, 8192, 128, "t5 causal", ("pair", "base")),
+    (4, 16, 16, 4096, 64, "alibi causal", ("pair", "base")),
 )  # fmt: skip
+PEERS = ("cudnn", "pair")
 
 
 def checks(only):
     groups = []
     for name, size, terms, causal in product(CHECKED, (64, 128), ("t5", "none", "clip"), (False, True)):
-        if ((name != "base" or size == 128) and terms != "t5") or (size == 128 and name != "base"):
+        if (size == 128 and terms != "t5") or (name == "three" and size == 128):
             continue
         dtype = "float16" if terms == "clip" else "bfloat16"
         shapes = [s for s in hopper.shapes("t5", causal) if s[1] == s[2] or s[6] != "plain"]
         group = []
-        for batch, heads, _, lq, lk, start, layout in shapes if name == "base" else shapes[6:8] + shapes[-2:]:
+        for batch, heads, _, lq, lk, start, layout in shapes:
             label = f"{terms}{' causal' if causal else ''} {size} {dtype} {batch}x{heads} {lq}x{lk}+{start} {layout} [{name}]"
             group.append({"kind": "check", "name": label, "variant": name, "terms": terms, "causal": causal, "dtype": dtype,
                           "batch": batch, "heads": heads, "lq": lq, "lk": lk, "start": start, "layout": layout, "size": size})  # fmt: skip
         groups.append(group)
-    for size, terms, flags in product((64, 128), hopper.TERMS, FLAGS):  # a group compiles one variant
+    for name, size, terms, flags in product(CHECKED, (64, 128), TERMS, FLAGS):  # a group compiles one variant
         large = (("t5", "documents"), ("alibi", ""), ("none", "padding"), ("both", "all"))
+        if name == "three" and (size == 128 or flags[0] not in ("documents", "all")):
+            continue
         if size == 128 and (terms, flags[0]) not in large:
             continue
         group = []
         for masks, (batch, heads, kv_heads, lq, lk, start, layout) in product(flags, MASKED):
-            label = f"masked {terms} {masks} {size} {batch}x{heads}/{kv_heads} {lq}x{lk}+{start} {layout}"
-            group.append({"kind": "check", "name": label, "variant": "base", "terms": terms, "causal": "causal" in masks, "masks": masks,
+            label = f"masked {terms} {masks} {size} {batch}x{heads}/{kv_heads} {lq}x{lk}+{start} {layout} [{name}]"
+            group.append({"kind": "check", "name": label, "variant": name, "terms": terms, "causal": "causal" in masks, "masks": masks,
                           "dtype": "bfloat16", "size": size, "batch": batch, "heads": heads, "kv_heads": kv_heads, "lq": lq, "lk": lk,
                           "start": start, "layout": layout})  # fmt: skip
         groups.append(group)
@@ -97,6 +94,10 @@ def checks(only):
         groups.append([{"kind": "check", "name": name, "step": True, "terms": terms, "masks": masks}])
     groups = [[job for job in group if not only or any(part in job["name"] for part in only)] for group in groups]
     return [group for group in groups if group]
+
+
+def select(groups, variants):
+    return [group for group in groups if not variants or group[0].get("variant") in variants]
 
 
 def timings(only):
@@ -116,7 +117,7 @@ def warm_ups(jobs):
     found = {}
     for job in jobs:
         key = tuple(job[x] for x in ("variant", "terms", "masks", "size"))
-        if job["variant"] != "peers":  # causality is no variant of ours
+        if job["variant"] not in PEERS:  # causality is no variant of ours
             key = (*key[:2], job["masks"].replace("causal", "").strip(), key[3])
         found[key] = {
             **job,
@@ -127,7 +128,7 @@ def warm_ups(jobs):
             "kv_heads": 1,
             "length": 1024,
         }
-    return [[job] for job in found.values() if job["variant"] != "no spread"]
+    return [[job] for job in found.values() if job["variant"] != "cudnn"]
 
 
 # ---- in a process of its own ------------------------------------------------------------------------------------------
@@ -267,7 +268,6 @@ def check_step(job):
     from tests import budget
 
     gluon.FEWEST = gluon.SHORTEST_BACKWARD = 1
-    gluon.UNVERIFIED = ()
     q, k, v = (x.requires_grad_() for x in hopper.make_tensors(2, 2, 1, 4100, 4100, 64, torch.bfloat16, "transposed"))
     plan = hopper.make_plan(job["terms"], 2, 4100, 4100, 0, 128, "causal" in job["masks"])
     masks = hopper.make_masks(job["masks"], 2, 4100, 4100)
@@ -303,7 +303,7 @@ def make_call(job):
 
 def warm_up(job):
     call = make_call(job)
-    call.run_pair() if job["variant"] == "peers" else call.run()
+    call.run_pair() if job["variant"] == "pair" else call.run()
     return {}
 
 
@@ -315,8 +315,9 @@ def measure(job):
     from posenc.engines.gluon.backward import backward
 
     call = make_call(job)
-    if job["variant"] == "peers":
+    if job["variant"] == "pair":
         found = {"pair": hopper.time_graph(call.run_pair)}
+    elif job["variant"] == "cudnn":
         q, k, v = (x.detach().requires_grad_() for x in (call.q, call.k, call.v))
         causal = job["causal"] or "window" in job["masks"]
 
@@ -326,7 +327,7 @@ def measure(job):
 
         forward_ms = hopper.time_graph(forward)
         step = hopper.time_graph(lambda: torch.autograd.grad(forward(), (q, k, v), call.do))
-        found |= {"cudnn": step - forward_ms, "cudnn_forward": forward_ms}
+        found = {"cudnn": step - forward_ms, "cudnn_forward": forward_ms}
     else:
         call.run()
         torch.cuda.synchronize()
@@ -340,7 +341,7 @@ def measure(job):
             found["kernel"] = hopper.time_graph(lambda: call.run(launch=only))
     found = {name: round(ms, 4) for name, ms in found.items()}
     products = 10 * job["batch"] * job["heads"] * job["length"] ** 2 * job["size"] / (2 if job["causal"] else 1)
-    ms = found.get("ours") or found["cudnn"]
+    ms = next(iter(found.values()))
     return {**found, "tflops": round(products / ms / 1e9)}
 
 
@@ -360,28 +361,34 @@ def main() -> None:
     parser.add_argument("--only", type=lambda text: text.split(","), default=[])
     parser.add_argument("--skip", default="")
     parser.add_argument("--seconds", type=float, default=140.0)
+    parser.add_argument("--variants", type=lambda text: text.split(","), default=[])
+    parser.add_argument("--workers", type=int, default=16)
     parser.add_argument("--work", action="store_true")
     args = parser.parse_args()
     if args.work:
         work()
         return
     hopper.Worker = Worker
-    hopper.STALL.update(check=40.0, time=25.0, warm=40.0)
+    hopper.STALL.update(check=90.0, time=25.0, warm=90.0)
     began = time.monotonic()
-    checked, timed = [], []
 
-    def save():
+    def save(*_):
         if args.out:
-            Path(args.out).write_text(json.dumps({"checks": checked, "times": timed}, indent=1))
+            Path(args.out).write_text(json.dumps({"checks": list(checked), "times": list(timed)}, indent=1))
 
+    checked, timed = hopper.Answers(save), hopper.Answers(save)
     if "check" not in args.skip:
-        warm = warm_ups(timings([] if "compile" in args.only else args.only))
-        peers = [
-            jobs for jobs in warm if jobs[0]["variant"] == "peers"
-        ]  # what compiles longest, then what others share
-        others = [jobs for jobs in warm if jobs[0]["variant"] != "peers"]
+        compiles = "compile" in args.only
+        warm = warm_ups(timings([] if compiles else args.only)) if compiles or "time" not in args.skip else []
+        peers = [jobs for jobs in warm if jobs[0]["variant"] == "pair"]  # what compiles longest, then what others share
+        others = [jobs for jobs in warm if jobs[0]["variant"] != "pair"]
         share = 1.0 if "time" in args.skip else 0.5
-        hopper.run_all(peers + checks(args.only) + others, 16, began + share * args.seconds, checked)
+        hopper.run_all(
+            peers + select(checks(args.only), args.variants) + others,
+            args.workers,
+            began + share * args.seconds,
+            checked,
+        )
         failed = [x for x in checked if "failed" in x]
         left = sum("left out" in x for x in checked)
         worst = max((x["worst"] for x in checked if "worst" in x), default=0)

@@ -27,18 +27,23 @@ import triton
 from triton.runtime import driver
 
 from posenc.engines import gluon
-from posenc.engines.gluon import backward_launch, launch, rolling_launch, window_launch
+from posenc.engines.gluon import backward_launch, content_launch, launch, rolling_launch, window_launch
 from posenc.engines.triton import launcher
 from posenc.engines.triton.arguments import FAR, Inputs, Numbers
+from posenc.engines.triton.band_layout import make_band
 from tests.gpu.compiles import Target, spent
 from tests.gpu.uniform_registers import find_unset
 
 TERMS = {"none": (), "bias": ("bias",), "slopes": ("slopes",), "bias and slopes": ("bias", "slopes")}
 CONTENT = {
     "content": ("table",), "content and bias": ("table", "bias"), "content of 16 states": ("table", "states"),
-    "content over every distance": ("table", "bias", "every"),
+    "content over every distance": ("table", "bias", "every"), "content of both": ("table", "key_table"),
 }  # fmt: skip
 """every: by rolling.py, which has near tiles only."""
+CONTENT_BACKWARD = {
+    "content": ("table",), "content of the keys": ("key_table",), "content of both": ("table", "key_table"),
+    "content and values": ("table", "value"),
+}  # fmt: skip
 DOCUMENTS = ("doc_q", "doc_k", "doc_q_keys", "doc_k_queries")
 MASKS = {
     "": (), "window": (), "padding": ("key_mask", "key_bounds"), "documents": DOCUMENTS,
@@ -57,6 +62,7 @@ def compile_variant(size, terms, masks, window, backward, dtype=torch.bfloat16):
         "key_mask": torch.empty(1, 512, dtype=torch.uint8), "doc_q_keys": torch.empty(1, 512, 2, dtype=torch.int32),
         "doc_k_queries": torch.empty(1, 512, 2, dtype=torch.int32),
         "table": torch.empty(2, 9, width, dtype=dtype), "states": torch.empty(1, 2, 512, width, dtype=dtype),
+        "key_table": torch.empty(2, 9, size, dtype=dtype), "value": torch.empty(2, 9, size, dtype=dtype),
     }  # fmt: skip
     lo, hi = (-4, 4) if terms else (FAR, FAR)
     spans = {"bias_lo": -4, "bias_hi": 4, "rows_lo": -4, "rows_hi": 4}
@@ -70,11 +76,19 @@ def compile_variant(size, terms, masks, window, backward, dtype=torch.bfloat16):
 
     inputs = Inputs(q, q, q, **{x: tensors[x] for x in (*terms, *masks) if x != "every"})
     lse = torch.empty(1, 2, 512)
+    band = make_band(q, 2, -4, 4, 0, 0, 512)._replace(ends=torch.empty(1, 2, 2, 512), rows=512)
+    if backward and "every" not in terms and set(terms) & {"table", "key_table", "value"}:
+        rows, cols, mass = (band if x in terms else None for x in ("table", "key_table", "value"))
+        content_launch.run_backward(
+            record, q, None, q, lse, inputs, numbers, 0.125, q, q, q, rows, cols, mass, rows, cols
+        )
+        return made[1]
     if backward:
         backward_launch.run_backward(record, q, None, q, lse, inputs, numbers, 0.125, q, q, q, True, True)
         return made[1]  # between what runs before and after it
     way = rolling_launch if "every" in terms else window_launch if "table" in terms else launch
-    way.run_forward(record, inputs, numbers, 0.125, q, lse)
+    options = {"cols": band} if "key_table" in terms else {}
+    way.run_forward(record, inputs, numbers, 0.125, q, lse, **options)
     return made[-1]
 
 
@@ -85,11 +99,12 @@ def row_width(size, terms):
 def count_products(size, terms, backward):
     """Products of 16 channels or keys in a far and in a near tile."""
     far = (16 if size == 64 else 20) if backward else 12
-    if "table" not in terms or "every" in terms:
+    if backward or "table" not in terms or "every" in terms:
         return far, far
     width = row_width(size, terms)
-    chunks = window_launch.choose_tile(size, width, "states" in terms).keys // 64 + 1
-    return far, far + chunks * max(width, 32) // 16
+    keys = window_launch.choose_tile(size, width, "states" in terms, "key_table" in terms).keys
+    far = 8 if size == keys == 64 else far
+    return far, far + (keys // 64 + 1) * max(width, 32) // 16
 
 
 def inspect(compiled, products, per_consumer):
@@ -121,10 +136,13 @@ def tile_loops(lines, counts, per_consumer):
     loops = []
     for at, text in lines:
         target = jump(text)
-        if target is not None and target < at < target + 0xA000:
-            if sum("HGMMA" in x for a, x in lines if target <= a <= at) in counts:
+        if target is not None and target < at < target + 0x18000:
+            inside = [x for a, x in lines if target <= a <= at]
+            if sum("HGMMA" in x for x in inside) in counts and any("EX2" in x for x in inside):
                 loops.append((target, at))
-    loops = [x for x in loops if not any(x[0] <= y[0] and y[1] <= x[1] and y != x for y in loops)]
+    length = lambda x: x[1] - x[0]  # noqa: E731
+    # of loops that overlap, the shortest: others jump back from behind one
+    loops = [x for x in loops if not any(x[0] <= y[1] and y[0] <= x[1] and length(y) < length(x) for y in loops)]
     assert len(loops) == (3 if per_consumer == 1 else 6), (
         f"{len(loops)} loops"
     )  # of three consumers; two in the backward pass
@@ -153,7 +171,7 @@ def main() -> None:
     torch.cuda.get_device_properties = lambda device: SimpleNamespace(multi_processor_count=132)
     rows, failed = [], 0
     print("size | terms | masks | registers | spilled | shared | seconds | far, near, local | faults")
-    every = TERMS if args.backward else TERMS | CONTENT
+    every = TERMS | (CONTENT_BACKWARD if args.backward else CONTENT)
     for size, (name, terms), (mask, masks) in product(gluon.SIZES, every.items(), MASKS.items()):
         if not all(part in f"{size} {name} {mask}" for part in args.only):
             continue
@@ -168,7 +186,11 @@ def main() -> None:
             **inspect(compiled, count_products(size, terms, args.backward), per_consumer),
             "seconds": round(seconds, 1),
         }
-        row["consumer"] = backward_launch.SCHEDULES[size].registers[0] if args.backward else launch.REGISTERS[0]
+        row["consumer"] = launch.REGISTERS[0]
+        if args.backward:
+            row["consumer"] = (
+                (content_launch if name in CONTENT_BACKWARD else backward_launch).SCHEDULES[size].registers[0]
+            )
         rows.append(row)
         failed += bool(row["faults"])
         print(f"{size} | {name} | {mask} | {row['consumer']} | {row['spilled']} | {row['shared']} | {seconds:.1f} | "

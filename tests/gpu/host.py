@@ -1,7 +1,7 @@
 """The host's part of calls on a GPU: repeated calls give what first ones gave, decoding gives what prefill gives; and where the
 host's time goes.
 
-    python -m tests.gpu.host check       correctness; check 2/3: a third of it
+    python -m tests.gpu.host check       correctness; check 2/3: a third of it; check 1/1 decoding,windows: these
     python -m tests.gpu.host profile     host time by part, and a profile of deberta's, transformer_xl's and rope's steps
     python -m tests.gpu.host launches    what one launch, one allocation and one lookup cost
 """
@@ -221,28 +221,45 @@ def projections(name):
         def results(run, dtype):
             own = [linear.to(torch.bfloat16).to(dtype) for linear in linears]  # noqa: B023
             rows = table.to(dtype).requires_grad_(needs)  # noqa: B023
-            outs = run(rows[4:-3], own)
+            outs = run(rows, own)
             leaves = [*([rows] if needs else []), *(x for linear in own for x in linear.parameters())]  # noqa: B023
             return [*outs, *torch.autograd.grad(outs, leaves, [g.to(dtype) for g in grads])]  # noqa: B023
 
         def plain(rows, own):
-            return [projection.as_heads(linear(rows), 8) for linear in own]
+            return [linear(rows[4:-3]).unflatten(1, (8, -1)).transpose(0, 1) for linear in own]
 
         assert projection._is_served(table, [linear.bfloat16() for linear in linears])
         for _ in range(3):
-            ours = results(lambda rows, own: projection.project_heads(rows, own, 8), torch.bfloat16)
+            ours = results(lambda rows, own: projection.project_heads(rows, own, 8, slice(4, -3)), torch.bfloat16)
         theirs, truth = results(plain, torch.bfloat16), results(plain, torch.float64)
         for number, (a, b, exact) in enumerate(zip(ours, theirs, truth, strict=True)):
             error, usual = (((x.double() - exact).norm() / exact.norm()).item() for x in (a, b))
             assert error <= 1.1 * usual + 1e-5, f"size {size}, result {number}: off by {error}, PyTorch by {usual}"
 
 
-def check(part: str = "1/1") -> None:
+def windows(name):
+    """Windows like earlier ones: the same numbers and gradients."""
+    rows, columns = (x.flatten().cuda() for x in torch.meshgrid(torch.arange(7), torch.arange(9), indexing="ij"))
+    positions = Positions(rows, rows, more=[(columns, columns, (-8, 8))], reach=(-6, 6))
+    grid = posenc.index.Grid((posenc.index.clip(6, 6, axis=0), posenc.index.clip(8, 8, axis=1)))
+    table = torch.randn(4, grid.n, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    q, k, v, g = draw(2, 8, 4, 63, 32)
+    plan = posenc.Plan(positions, lookups=(posenc.Lookup(grid, bias=table),))
+    expected = attend(q, k, v, plan, engine="reference")
+    truth = [expected.detach(), *torch.autograd.grad(expected, (q, k, v, table), g)]
+    for _ in range(3):
+        out = attend(q, k, v, plan)
+        for a, b in zip([out.detach(), *torch.autograd.grad(out, (q, k, v, table), g)], truth, strict=True):
+            torch.testing.assert_close(a, b, atol=0.02 * float(b.abs().max()), rtol=0.02)
+
+
+def check(part: str = "1/1", names: str = "") -> None:
     failed = 0
     decoded = ("none", "rope", "alibi", "t5", "clipped", "shaw", "transformer_xl")
     cases = [(repeated_calls, name) for name in PER_HEAD] + [(other_uses, name) for name in PER_HEAD]
     cases += [(decoding, name) for name in decoded] + [(with_cache, name) for name in decoded]
-    cases += [(in_threads, PER_HEAD), (projections, "bfloat16")]
+    cases += [(in_threads, PER_HEAD), (projections, "bfloat16"), (windows, "a grid")]
+    cases = [case for case in cases if not names or case[0].__name__ in names.split(",")]
     number, count = map(int, part.split("/"))
     for function, name in cases[number - 1 :: count]:
         began = time.time()

@@ -20,8 +20,8 @@ CASES = (
     (128, "t5", "causal"), (128, "alibi", ""), (128, "both", "all"), (64, "shaw", "causal"), (64, "xl", ""), (128, "logits", "all"),
 )  # fmt: skip
 BACKWARD = (
-    (64, "t5", False, "base"), (64, "t5", True, "copy engine"), (64, "none", False, "base"), (128, "t5", True, "base"),
-    (128, "t5", False, "copy engine"),
+    (64, "t5", "", "base"), (64, "t5", "causal", "base"), (64, "none", "window", "three"), (64, "both", "documents", "three"),
+    (64, "alibi", "causal padding", "base"), (128, "t5", "causal", "base"), (128, "alibi", "", "base"), (128, "both", "all", "base"),
 )  # fmt: skip
 
 
@@ -30,13 +30,13 @@ def work_backward() -> None:
 
     from tests.gpu.gluon_backward import Call
 
-    for size, terms, causal, variant in BACKWARD:
-        call = Call(1, 2, 450, 450, 0, torch.bfloat16, terms, causal, "", variant, size)
+    for size, terms, masks, variant in BACKWARD:
+        call = Call(4, 2, 450, 450, 0, torch.bfloat16, terms, "causal" in masks, "", variant, size, 1, masks)
         grads = call.run()
         torch.cuda.synchronize()
         is_finite = all(x.isfinite().all() for x in grads if x is not None)
         print(
-            f"ran {size} {terms}{' causal' if causal else ''} [{variant}]: {'finite' if is_finite else 'NOT FINITE'}",
+            f"ran {size} {terms} {masks} [{variant}]: {'finite' if is_finite else 'NOT FINITE'}",
             flush=True,
         )
 

@@ -12,7 +12,17 @@ import torch
 import posenc
 from posenc import hf
 from posenc.hf.family import first
-from tests.seeds import generator
+from tests.seeds import generator, seed
+
+
+def batch(length=37):
+    """Tokens [3, length] and their mask: without padding, padded on the right, on the left."""
+    torch.manual_seed(seed(2))
+    ids = torch.randint(2, 99, (3, length))
+    mask = torch.ones(3, length, dtype=torch.long)
+    mask[1, 20:] = 0
+    mask[2, :9] = 0
+    return ids, mask
 
 
 def run(model, inputs, mask, *, backward=True):

@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from posenc import hf
-from posenc.hf import measure_families
+from posenc.bench import accelerated
 from tests.hf.cases import EVERY
 from tests.hf.harness import checks_of, inputs_of, real_output
 
@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2] / "bench" / "results"
 RESULTS, ON_GPU = ROOT / "hf-families.json", ROOT / "hf-families-h200.json"
 MEASURED = """## Published widths
 
-Few layers, random weights (`python -m posenc.hf.measure_families`): the original → accelerated, and how many times faster and smaller.
+Few layers, random weights (`python -m posenc.bench.accelerated`): the original → accelerated, and how many times faster and smaller.
 XLNet, Falcon, Swin, Donut, SAM and ViTDet were measured on the GPU with posenc's kernels, and were slower there: since then the originals
 stay at these sizes (`rules.ON_GPU`), which was not measured again.
 CPU: float32, one thread of two cores with a load of up to {load}; {cpu}. GPU: {gpu}.
@@ -108,9 +108,9 @@ def measured():
     said[1] = f"{on_gpu['machine']}, bfloat16, eight times as many rows; {said[1]}" if on_gpu["models"] else said[1]
     lines = [MEASURED.format(load=max(loads, default=0), cpu=said[0], gpu=said[1])]
     lines += [f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|"]
-    for name in measure_families.MODELS:
+    for name in accelerated.MODELS:
         cells = [
-            measure_families.cells(result["models"][name]) if name in result["models"] else ["", ""]
+            accelerated.cells(result["models"][name]) if name in result["models"] else ["", ""]
             for result in (on_cpu, on_gpu)
         ]
         if any(any(pair) for pair in cells):

@@ -6,7 +6,7 @@ from transformers import DebertaConfig, DebertaModel, DebertaV2Config, DebertaV2
 
 from posenc import hf
 from posenc.hf import layer
-from tests.hf.compare import outputs_agree, run, same
+from tests.hf.compare import batch, outputs_agree, run, same
 from tests.seeds import seed
 
 SIZES = dict(
@@ -35,18 +35,9 @@ def make(name):
     return made
 
 
-def batch(length=41):
-    torch.manual_seed(seed(2))
-    ids = torch.randint(2, 99, (3, length))
-    mask = torch.ones(3, length, dtype=torch.long)
-    mask[1, 20:] = 0
-    mask[2, :9] = 0
-    return ids, mask
-
-
 @pytest.mark.parametrize("name", ["v1 short", "v1 c2p", "v3 absolute"])
 def test_outputs_gradients_and_restore(name):
-    ids, mask = batch()
+    ids, mask = batch(41)
     same(make(name), dict(input_ids=ids, attention_mask=mask), None, layers=2)
 
 
@@ -61,7 +52,7 @@ def test_awkward_lengths(name, length):
 
 @pytest.mark.parametrize("name", ["v1", "v3"])
 def test_output_attentions_falls_back(name):
-    ids, mask = batch()
+    ids, mask = batch(41)
     model = make(name)
     theirs = model(input_ids=ids, attention_mask=mask, output_attentions=True)
     ours = hf.accelerate(model)(input_ids=ids, attention_mask=mask, output_attentions=True)
@@ -75,13 +66,13 @@ def test_a_mask_of_pairs_is_kept():
     model, x = make("v3"), torch.randn(3, 41, 32)
     theirs = model.encoder(x, mask).last_hidden_state
     outputs_agree(hf.accelerate(model).encoder(x, mask).last_hidden_state, theirs)
-    keys = batch()[1][:, None, None]  # padded queries see what the others do
+    keys = batch(41)[1][:, None, None]  # padded queries see what the others do
     ours = model.encoder(x, keys.bool()).last_hidden_state
     outputs_agree(ours, hf.restore(model).encoder(x, keys.bool()).last_hidden_state)
 
 
 def test_no_dense_mask_reaches_a_layer(monkeypatch):
-    ids, mask = batch()
+    ids, mask = batch(41)
     calls = []
     attend = layer.attend
     monkeypatch.setattr(layer, "attend", lambda *a, **k: calls.append(k) or attend(*a, **k))
@@ -97,7 +88,7 @@ def test_talking_heads_are_refused_by_name():
 
 
 def test_training_with_checkpointing_learns():
-    ids, mask = batch()
+    ids, mask = batch(41)
     torch.manual_seed(seed(0))
     model = hf.accelerate(DebertaV2ForTokenClassification(DebertaV2Config(**SIZES, **V3, num_labels=3))).train()
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

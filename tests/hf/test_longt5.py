@@ -9,7 +9,7 @@ from transformers import LongT5Config, LongT5EncoderModel, LongT5ForConditionalG
 from posenc import hf
 from posenc.engines import blocked, reference
 from posenc.hf import longt5
-from tests.hf.compare import gradients_agree, interpreted, outputs_agree, run, same
+from tests.hf.compare import batch, gradients_agree, interpreted, outputs_agree, run, same
 from tests.seeds import seed
 
 KINDS = ("local", "transient-global")
@@ -28,15 +28,6 @@ def make(kind, model=LongT5ForConditionalGeneration, **options):
         if "relative_attention_bias" in name:
             torch.nn.init.normal_(parameter, std=1.0)
     return made
-
-
-def batch(length=37):
-    torch.manual_seed(seed(2))
-    ids = torch.randint(2, 99, (3, length))
-    mask = torch.ones(3, length, dtype=torch.long)
-    mask[1, 20:] = 0
-    mask[2, :9] = 0
-    return ids, mask
 
 
 @pytest.fixture

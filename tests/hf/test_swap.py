@@ -1,6 +1,8 @@
 """accelerate, restore and report: nothing is changed unless everything can be, and everything can be undone."""
 
 import pytest
+import torch
+import transformers
 from transformers import (
     BertConfig,
     BertModel,
@@ -148,3 +150,27 @@ def test_verify_compares_this_model_itself():
     ):
         hf.accelerate(model, verify=True)
     assert shape_of(model) == before
+
+
+@pytest.mark.parametrize("function", [hf.accelerate, hf.report, hf.restore, lambda x: hf.extend(x, None)])
+def test_what_is_no_model(function):
+    class Pipeline:
+        model = torch.nn.Linear(2, 2)
+
+    with pytest.raises(
+        TypeError, match=r"got an object of class str; load it: AutoModel.from_pretrained\('t5-small'\)"
+    ):
+        function("t5-small")
+    with pytest.raises(TypeError, match=r"class Pipeline; give its model, \.model"):
+        function(Pipeline())
+    with pytest.raises(TypeError, match=r"got the class T5Model"):
+        function(transformers.T5Model)
+    with pytest.raises(TypeError, match=r"class NoneType; load one"):
+        function(None)
+
+
+def test_a_report_of_swin_by_name():
+    """Its configuration has one number of heads for each stage."""
+    sizes = dict(image_size=16, patch_size=2, embed_dim=16, depths=[1, 1], num_heads=[2, 4], window_size=4)
+    model = transformers.SwinModel._from_config(transformers.SwinConfig(**sizes), attn_implementation="posenc")
+    assert len(hf.report(model).layers) == 2

@@ -17,7 +17,7 @@ from transformers import (
 
 from posenc import hf
 from posenc.hf import interface, layer
-from tests.hf.compare import outputs_agree, run
+from tests.hf.compare import batch, outputs_agree, run
 from tests.seeds import seed
 
 SIZES = dict(
@@ -39,16 +39,6 @@ def make(family, attn="eager", **options):
         if "relative_attention_bias" in name:
             torch.nn.init.normal_(parameter, std=1.0)  # a bias that matters
     return made
-
-
-def batch(length=37):
-    """Mixed padding: none, on the right, on the left."""
-    torch.manual_seed(seed(2))
-    ids = torch.randint(2, 99, (3, length))
-    mask = torch.ones(3, length, dtype=torch.long)
-    mask[1, 20:] = 0
-    mask[2, :9] = 0
-    return ids, mask
 
 
 @pytest.mark.parametrize("length", [1, 7, 129])

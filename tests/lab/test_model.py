@@ -5,6 +5,8 @@ import torch
 
 import posenc
 from posenc.core.errors import OptionError
+from posenc.encodings import spec
+from posenc.encodings.registry import OWN_ATTENTION
 from posenc.lab import build_encoding
 from posenc.lab.model import Transformer
 
@@ -92,3 +94,41 @@ def test_extensions_keep_the_weights_and_change_the_positions():
 def test_wrong_extensions(text, extension, message):
     with pytest.raises(OptionError, match=message):
         build_encoding.build_extended(text, extension, width=16, heads=2, longest=20)
+
+
+@pytest.mark.parametrize("name", OWN_ATTENTION)
+def test_attention_of_its_own_trains_and_is_causal(name):
+    model = make(name)
+    tokens = torch.randint(11, (1, 9))
+    later = tokens.clone()
+    later[0, 6] = (later[0, 6] + 1) % 11
+    assert torch.allclose(model(tokens)[:, :6], model(later)[:, :6], atol=1e-5)
+    assert not torch.allclose(model(tokens), model(later), atol=1e-5)
+    model(tokens).logsumexp(-1).sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+    with pytest.raises(OptionError, match="is causal"):
+        make(name, causal=False)
+    with pytest.raises(OptionError, match="posenc show"):
+        make(f"{name}:nothing=1")
+
+
+def test_contextual_layers_start_as_the_others():
+    first = dict(make("none").named_parameters())
+    for name in ("cope", "stick_breaking", "path"):
+        model = make(name)
+        own = {id(p) for p in build_encoding.position_parameters(model)}
+        others = {key: p for key, p in model.named_parameters() if id(p) not in own}
+        assert others.keys() == first.keys()
+        assert all(torch.equal(p, first[key]) for key, p in others.items()), name
+    tokens = torch.randint(11, (2, 9))
+    with torch.no_grad():  # a table of zeros counts nothing
+        assert torch.allclose(make("cope")(tokens), make("none")(tokens), atol=1e-5)
+
+
+def test_the_command_knows_attention_of_its_own():
+    for text in ("cope:counts=8", "stick_breaking", "path", "latent"):
+        spec.check(text, own_attention=True)
+        with pytest.raises(OptionError, match="is no encoding of a layer"):
+            spec.check(text)
+    with pytest.raises(OptionError, match="apply to rope only"):
+        spec.check("cope+ntk:8", own_attention=True)

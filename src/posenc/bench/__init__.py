@@ -15,5 +15,8 @@ posenc bench --suite uses    layers, models, decoding and windows at everyday si
     uses_layers.py      cells of one layer          uses_by_hand.py   the layers as one writes them without posenc
     uses_models.py      cells of whole models       uses_calls.py     cells of one `attend` call
 
+posenc bench --suite hf, python -m posenc.bench.accelerated      transformers' models, as they are and accelerated
+    models.py           their configurations
+
 python -m posenc.bench.rotate            the rotation of queries and keys
 """

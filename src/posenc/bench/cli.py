@@ -47,13 +47,11 @@ def main(arguments: list[str]) -> int:
     import torch
 
     if given.suite == "hf":
-        from ..hf import measure_families
+        from . import accelerated
 
-        models = [name for name in measure_families.WHOLE if ("×" in name) == (given.device == "cuda")]
+        models = [name for name in accelerated.WHOLE if ("×" in name) == (given.device == "cuda")]
         out = str(Path(given.out) / f"hf-{given.device}.json")
-        measure_families.main(
-            ["--device", given.device, "--times", str(given.repeats), "--out", out, "--models", *models]
-        )
+        accelerated.main(["--device", given.device, "--times", str(given.repeats), "--out", out, "--models", *models])
         return 0
 
     if given.suite == "uses":

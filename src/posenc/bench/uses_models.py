@@ -29,7 +29,7 @@ FLOAT32 = 1e-4
 GPU_SIZES = ((64, 128), (16, 512), (8, 1024))
 THEIRS = "transformers"
 WORDS = 1000
-"""Of the vocabulary: that of hf.measure_models."""
+"""Of the vocabulary: that of bench.models."""
 
 
 def cells(device: str, sizes=SIZES) -> Iterator[Cell]:
@@ -68,12 +68,12 @@ class Models(NamedTuple):
 
 
 def make(name: str, layers: int, device: str) -> Any:
-    from ..hf import measure_models
+    from . import models
 
     torch.manual_seed(0)
     with torch.device(device):
         if name != "t5-generate":
-            return getattr(measure_models, name)(1, 16, layers)[0]
+            return getattr(models, name)(1, 16, layers)[0]
         from transformers import T5Config, T5ForConditionalGeneration
 
         return T5ForConditionalGeneration(

@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ..core.mask import as_bool_mask
 from ..core.precision import no_autocast
+from ..core.torch_modes import transform_reason
 
 NEG_INF = float("-inf")
 ROWS = 128
@@ -64,6 +65,7 @@ def run_blocks(
     tables = [x.to(precision) for x in more]
     slots = torch.arange(keys, device=q.device)
     first, parts = keys - q.shape[2], []
+    recompute = torch.is_grad_enabled() and transform_reason() is None  # torch.func has no saved tensors to recompute
     with no_autocast(q.device):
         for start in range(0, q.shape[2], block):
             stop = min(start + block, q.shape[2])
@@ -74,15 +76,18 @@ def run_blocks(
             if ids is not None:
                 visible = visible & (ids[:, None, first + start : last, None] == ids[:, None, None, :last])
             arguments = (q[:, :, start:stop].to(precision), k[:, :, :last], v[:, :, :last], *tables, visible)
-            keep = torch.is_grad_enabled()
-            parts.append(checkpoint(run, *arguments, use_reentrant=False) if keep else run(*arguments))
+            parts.append(checkpoint(run, *arguments, use_reentrant=False) if recompute else run(*arguments))
     return torch.cat(parts, 2)
 
 
-def softmax(s: Tensor, visible: Tensor) -> tuple[Tensor, Tensor]:
-    """Probabilities and log-sum-exp; zeros and -inf for a fully masked query."""
+def softmax(s: Tensor, visible: Tensor, *, all_see: bool = False) -> tuple[Tensor, Tensor]:
+    """Probabilities and log-sum-exp; zeros and -inf for a fully masked query. all_see: there is none."""
     s = s.masked_fill(~visible, NEG_INF)
     top = s.detach().amax(-1, keepdim=True)
+    if all_see:
+        weights = (s - top).exp()
+        total = weights.sum(-1, keepdim=True)
+        return weights / total, (total.log() + top).squeeze(-1)
     top = top.masked_fill(top == NEG_INF, 0.0)
     weights = (s - top).exp()
     total = weights.sum(-1, keepdim=True)

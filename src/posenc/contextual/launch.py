@@ -26,7 +26,7 @@ def stick_breaking(
     q: Tensor, k: Tensor, v: Tensor, real: Tensor | None, ids: Tensor | None, scale: float, strict: bool
 ) -> tuple[Tensor, Tensor]:
     out, left = apply_function(_StickBreaking, q, k, v, real, ids, scale, strict)
-    return out.to(q.dtype), left.to(q.dtype)
+    return out, left.to(q.dtype)
 
 
 def cope(
@@ -38,7 +38,7 @@ def cope(
 
 
 class _StickBreaking(torch.autograd.Function):
-    """out and left in float32: the backward pass needs the output's digits (stick_kernels.py)."""
+    """out in q's dtype, left in float32."""
 
     @staticmethod
     def forward(q, k, v, real, ids, scale, strict):
@@ -50,17 +50,17 @@ class _StickBreaking(torch.autograd.Function):
     def setup_context(ctx, inputs, output):
         q, k, v, real, ids, ctx.scale, ctx.strict = inputs
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(q, k, v, real, ids, *output)
+        ctx.save_for_backward(q, k, v, real, ids, output[1])
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, d_out, d_left):
         from .operators import call, stick_backward
 
-        q, k, v, real, ids, out, left = ctx.saved_tensors
-        given = (torch.zeros_like(out) if d_out is None else d_out).to(q.dtype)
+        q, k, v, real, ids, left = ctx.saved_tensors
+        given = q.new_zeros(*q.shape[:3], v.shape[3]) if d_out is None else d_out
         of_left = None if d_left is None else d_left.contiguous()
-        grads = call(stick_backward, q, given, of_left, q, k, v, real, ids, out, left, ctx.scale, ctx.strict)
+        grads = call(stick_backward, q, given, of_left, q, k, v, real, ids, left, ctx.scale, ctx.strict)
         return *(x.to(q.dtype) for x in grads), None, None, None, None
 
 

@@ -17,9 +17,9 @@ __all__ = ["call", "count_backward", "count_forward", "stick_backward", "stick_f
 def stick_forward(
     q: Tensor, k: Tensor, v: Tensor, real: Tensor | None, ids: Tensor | None, scale: float, strict: bool
 ) -> tuple[Tensor, Tensor]:
-    """out [B, H, Lq, Dv] and left [B, H, Lq], float32."""
-    out, left = _empty_outputs(q, v)
-    views, (real, ids, *rows), lengths, constants = _arguments((q, k, v), real, ids, is_backward=False)
+    """out [B, H, Lq, Dv] in q's dtype and left [B, H, Lq] in float32."""
+    out, left = _empty_outputs(q, v, q.dtype)
+    views, (real, ids, *rows), lengths, constants = _arguments((q, k, v), real, ids)
     with launch_on(q):
         launch(
             stick_kernels.forward_kernel, _programs(q, constants), *views, real, ids, out, left, *lengths, *rows, scale,
@@ -29,15 +29,15 @@ def stick_forward(
 
 
 def stick_backward(
-    d_out: Tensor, d_left: Tensor | None, q: Tensor, k: Tensor, v: Tensor, real: Tensor | None, ids: Tensor | None, out: Tensor,
+    d_out: Tensor, d_left: Tensor | None, q: Tensor, k: Tensor, v: Tensor, real: Tensor | None, ids: Tensor | None,
     left: Tensor, scale: float, strict: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """dq, dk and dv, float32."""
     dq, dk, dv = _empty_gradients(q, k, v)
-    views, (real, ids, *rows), lengths, constants = _arguments((q, k, v, d_out), real, ids, is_backward=True)
+    views, (real, ids, *rows), lengths, constants = _arguments((q, k, v, d_out), real, ids)
     with launch_on(q):
         launch(
-            stick_kernels.backward_kernel, _programs(q, constants), *views, real, ids, out, left, d_left, dq, dk, dv, *lengths, *rows,
+            stick_kernels.backward_kernel, _programs(q, constants), *views, real, ids, left, d_left, dq, dk, dv, *lengths, *rows,
             scale, STRICT=int(strict), **constants,
         )  # fmt: skip
     return dq, dk, dv
@@ -48,7 +48,7 @@ def count_forward(
 ) -> tuple[Tensor, Tensor]:
     """out [B, H, Lq, Dv] and log-sum-exp [B, H, Lq], float32; by_count [B, H, Lq, n], contiguous float32."""
     out, lse = _empty_outputs(q, v)
-    views, (real, ids, *rows), lengths, constants = _arguments((q, k, v), real, ids, is_backward=False)
+    views, (real, ids, *rows), lengths, constants = _arguments((q, k, v), real, ids)
     with launch_on(q):
         launch(
             count_kernels.forward_kernel, _programs(q, constants), *views, real, ids, by_count, out, lse, *lengths, by_count.shape[3],
@@ -64,7 +64,7 @@ def count_backward(
     """dq, dk, dv and the gradient of by_count, float32."""
     dq, dk, dv = _empty_gradients(q, k, v)
     d_counts = torch.zeros_like(by_count)
-    views, (real, ids, *rows), lengths, constants = _arguments((q, k, v, d_out), real, ids, is_backward=True)
+    views, (real, ids, *rows), lengths, constants = _arguments((q, k, v, d_out), real, ids)
     with launch_on(q):
         launch(
             count_kernels.backward_kernel, _programs(q, constants), *views, real, ids, by_count, out, lse, dq, dk, dv, d_counts, *lengths,
@@ -73,16 +73,14 @@ def count_backward(
     return dq, dk, dv, d_counts
 
 
-def choose_tile(widest: int, is_float32: bool, is_backward: bool) -> tuple[int, int, int]:
+def choose_tile(widest: int, is_float32: bool) -> tuple[int, int, int]:
     """Queries, keys and warps of a tile; widest: the larger head size."""
     if is_float32:  # products by multiply-add, without tensor cores
         return (32, 32, 4) if widest <= 128 else (16, 16, 4)
-    if widest > 128:
-        return 32, 32, 4
-    return 64, 64, 8 if is_backward else 4
+    return (64, 32, 4) if widest <= 128 else (32, 32, 4)
 
 
-def _arguments(tensors, real, ids, is_backward):
+def _arguments(tensors, real, ids):
     """Views, (real, ids and their strides), lengths and constants of a launch."""
     q, k, v = tensors[:3]
     views = [View(x, *x.stride()[:3]) for x in (x if x.stride(-1) == 1 else x.contiguous() for x in tensors)]
@@ -91,7 +89,7 @@ def _arguments(tensors, real, ids, is_backward):
     masks = real, ids, *(0 if x is None or x.shape[0] == 1 else x.shape[1] for x in (real, ids))
     size, v_size = q.shape[3], v.shape[3]
     block_d, block_dv = (max(16, next_power_of_2(x)) for x in (size, v_size))
-    m, n, warps = choose_tile(max(block_d, block_dv), q.dtype == torch.float32, is_backward)
+    m, n, warps = choose_tile(max(block_d, block_dv), q.dtype == torch.float32)
     lengths = q.shape[1], q.shape[1] // k.shape[1], q.shape[2], k.shape[2]
     constants = dict(D=size, DV=v_size, BLOCK_D=block_d, BLOCK_DV=block_dv, M=m, N=n, num_warps=warps, num_stages=2)
     return views, masks, lengths, constants
@@ -101,8 +99,8 @@ def _programs(q: Tensor, constants: dict) -> int:
     return q.shape[0] * q.shape[1] * cdiv(q.shape[2], constants["M"])
 
 
-def _empty_outputs(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    return q.new_empty(*q.shape[:3], v.shape[3], dtype=torch.float32), q.new_empty(q.shape[:3], dtype=torch.float32)
+def _empty_outputs(q: Tensor, v: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    return q.new_empty(*q.shape[:3], v.shape[3], dtype=dtype), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
 def _empty_gradients(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -121,11 +119,11 @@ def call(function, q: Tensor, *arguments):
 
 @torch.library.register_fake("posenc::stick_forward")
 def _(q, k, v, real, ids, scale, strict):
-    return _empty_outputs(q, v)
+    return _empty_outputs(q, v, q.dtype)
 
 
 @torch.library.register_fake("posenc::stick_backward")
-def _(d_out, d_left, q, k, v, real, ids, out, left, scale, strict):
+def _(d_out, d_left, q, k, v, real, ids, left, scale, strict):
     return _empty_gradients(q, k, v)
 
 

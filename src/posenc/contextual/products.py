@@ -122,7 +122,7 @@ class Halves:
         inner = scaled @ (w @ k.mT).tril(-1)  # column j: T β (w·k_j) over the tokens after j
         moved = k - inner.mT @ w
         reach = scaled @ w
-        whole = (w.mT @ reach)[:, :, : self.length // size]
+        whole = _part(w.mT @ reach, 2, 0, self.length // size)
         dots = (q @ w.mT[:, :, None]).tril()
         s = (q @ k.mT[:, :, None]).tril() - dots @ inner[:, :, None]
         carried = q - dots @ reach[:, :, None]  # q_i^T H_i .. H_first
@@ -136,14 +136,14 @@ class Halves:
         if self.ids is not None:
             ids = _cut(self.ids, size, -1)[:, None, None]
             visible = visible & (ids[..., :, None] == ids[..., None, :])
-        weights, lse = softmax(s * self.scale, visible)
+        weights, lse = softmax(s * self.scale, visible, all_see=self.real is None)
         out = weights @ v[:, :, None]
         near = self._join(out).flatten(1, 2), self._join(lse[..., None]).flatten(1, 2)[..., 0]
         return near, self._join(carried), self._join(moved), whole
 
     def _join(self, x: Tensor) -> Tensor:
         """[.., N, n, D] -> [.., L, D]"""
-        return x.flatten(-3, -2)[..., : self.length, :]
+        return _part(x.flatten(-3, -2), x.dim() - 3, 0, self.length)
 
     def attend_left(self, q: Tensor, k: Tensor, size: int) -> Attended:
         """The queries of every right block over the keys of the left one; for queries of left blocks zeros and -inf."""
@@ -152,21 +152,25 @@ class Halves:
         k = k.to(self.dtype)
         outs, lses = [], []
         for pairs in self._pairs(size):
-            out, lse = (_batched_back(x, pairs).to(self.precision) for x in self._attend(q, k, pairs))
-            nothing = out.new_zeros(self.batch, heads, pairs.count, size, out.shape[-1])
+            out, lse = (_batched_back(x, pairs) for x in self._attend(q, k, pairs))
+            nothing = out.new_zeros(self.batch, heads, pairs.number, size, out.shape[-1])
             outs.append(torch.cat((nothing, out), 3).flatten(2, 3))
-            lses.append(torch.cat((nothing[..., 0] + NEG_INF, lse), 3).flatten(2, 3))
-        out, lse = torch.cat(outs, 2), torch.cat(lses, 2)
-        alone = self.length - lse.shape[2]  # a left block without a right one
-        return pad(out, (0, 0, 0, alone)), pad(lse, (0, alone), value=NEG_INF)
+            lses.append(torch.cat((lse.new_full(nothing.shape[:-1], NEG_INF), lse), 3).flatten(2, 3))
+        alone = self.length - sum(lse.shape[2] for lse in lses)
+        if alone:  # a left block without a right one
+            outs.append(outs[0].new_zeros(self.batch, heads, alone, outs[0].shape[3]))
+            lses.append(lses[0].new_full((self.batch, heads, alone), NEG_INF))
+        return _joined(outs, 2), _joined(lses, 2)
 
     def _attend(self, q: Tensor, k: Tensor, pairs: Pairs) -> Attended:
         k, v = (_batched(x, pairs)[0] for x in (k, self.v))
-        q, decay, padding, sees = _batched(q, pairs)[1], None, None, None
+        q, padding, sees = _batched(q, pairs)[1], None, None
+        decay: tuple[Tensor, Tensor] | None = None
         if self.total is not None:  # relative to the last token of the left block
             before, after = _batched(self.total, pairs)
             anchor = before[..., -1:]
-            decay = tuple((self.scale * (x - anchor)).to(self.precision) for x in (after, before))
+            after, before = ((self.scale * (x - anchor)).to(self.precision) for x in (after, before))
+            decay = after, before
         if self.real is not None:
             padding = _batched(self.real[:, None], pairs)[0][:, 0]
         if self.ids is not None:  # a document on both sides of the cut is that of the last token before it
@@ -179,22 +183,22 @@ class Halves:
 
     def double(self, q: Tensor, k: Tensor, whole: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
         """The same for blocks of twice the size."""
+        count = whole.shape[2] // 2
+        of_left, of_right = _part(whole, 2, 0, 2 * count).unflatten(2, (count, 2)).unbind(3)
         queries, keys = [], []
         for pairs in self._pairs(size):
-            of_left = whole[:, :, 2 * pairs.first :: 2][:, :, : pairs.count]
-            of_right = whole[:, :, 2 * pairs.first + 1 :: 2][:, :, : pairs.count]
+            is_last = pairs.first == count  # whose right block is not whole, and whose end no token lies behind
+            before = whole[:, :, -1:] if is_last else of_left
             left, right = _split(q, 3, pairs)
-            queries.append(torch.cat((left, right - right @ of_left[:, :, None]), 4).flatten(3, 4))
+            queries.append(torch.cat((left, right - right @ before[:, :, None]), 4).flatten(3, 4))
             left, right = _split(k, 2, pairs)
-            if of_right.shape[2]:  # else the right block is the last one and has no end
-                left = left - left @ of_right.mT
+            left = left if is_last else left - left @ of_right.mT
             keys.append(torch.cat((left, right), 3).flatten(2, 3))
         last = sum(x.shape[2] for x in keys)
-        count = whole.shape[2] // 2
-        left, right = whole[:, :, : 2 * count : 2], whole[:, :, 1 : 2 * count : 2]
-        q = torch.cat((*queries, q[:, :, :, last:]), 3)
-        k = torch.cat((*keys, k[:, :, last:]), 2)
-        return q, k, left + right - right @ left  # (I - right)(I - left)
+        if last < self.length:
+            queries.append(q[:, :, :, last:])
+            keys.append(k[:, :, last:])
+        return _joined(queries, 3), _joined(keys, 2), of_left + of_right - of_right @ of_left  # (I - right)(I - left)
 
     def _pairs(self, size: int) -> Iterator[Pairs]:
         count, rest = divmod(self.length, 2 * size)
@@ -208,27 +212,36 @@ class Pairs(NamedTuple):
     """Neighbouring blocks: the first pair's number, how many there are, the sizes of left and right blocks."""
 
     first: int
-    count: int
+    number: int
     left: int
     right: int
 
 
 def _split(x: Tensor, axis: int, pairs: Pairs) -> tuple[Tensor, Tensor]:
-    """The left and the right blocks of tokens on an axis: [.., count, size, ..]"""
+    """The left and the right blocks of tokens on an axis: [.., number, size, ..]"""
     width = pairs.left + pairs.right
-    x = x.narrow(axis, pairs.first * 2 * pairs.left, pairs.count * width).unflatten(axis, (pairs.count, width))
+    x = _part(x, axis, pairs.first * 2 * pairs.left, pairs.number * width).unflatten(axis, (pairs.number, width))
     left, right = x.split((pairs.left, pairs.right), axis + 1)
     return left, right
 
 
 def _batched(x: Tensor, pairs: Pairs) -> list[Tensor]:
-    """[B, heads, L, ..] -> left and right blocks, [B × count, heads, size, ..]"""
+    """[B, heads, L, ..] -> left and right blocks, [B × number, heads, size, ..]"""
     return [part.transpose(1, 2).flatten(0, 1) for part in _split(x, 2, pairs)]
 
 
 def _batched_back(x: Tensor, pairs: Pairs) -> Tensor:
-    """[B × count, heads, size, ..] -> [B, heads, count, size, ..]"""
-    return x.unflatten(0, (-1, pairs.count)).transpose(1, 2)
+    """[B × number, heads, size, ..] -> [B, heads, number, size, ..]"""
+    return x.unflatten(0, (-1, pairs.number)).transpose(1, 2)
+
+
+def _part(x: Tensor, axis: int, start: int, length: int) -> Tensor:
+    """x.narrow, and x itself where that is all of it: the gradient of a slice is two launches."""
+    return x if length == x.shape[axis] else x.narrow(axis, start, length)
+
+
+def _joined(parts: list[Tensor], axis: int) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts, axis)
 
 
 def _cut(x: Tensor, size: int, axis: int) -> Tensor:

@@ -7,10 +7,11 @@
 
 The gradient of log a_ij is g_ij = a_ij (d_out_i·v_j), and lost_it is a summand of every log a_ij with j < t, hence
 
-    dz_ij = g_ij - sigmoid(z_ij) (g_ij + Σ_{t < j} g_it + left_i d_left_i)
+    dz_ij = g_ij - sigmoid(z_ij) (Σ_{t <= j} g_it + left_i d_left_i)
 
-The sum over t < j is what the sum over all keys, d_out_i·out_i with the output in float32, leaves after the tiles on the right. One
-kernel walks as the forward pass does; dK and dV are added to float32 memory by atomics, in no fixed order.
+Sums from the left have no cancellation: a far key whose weight is nothing gets nothing. So the backward pass first walks as the forward
+pass does, for rest alone, and then back to the right, taking each tile's sum out of rest again. dK and dV are added to float32 memory by
+atomics, in no fixed order.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def forward_kernel(
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
     STRICT: tl.constexpr,
 ):  # fmt: skip
-    """One block of queries of one head. out [B, H, Lq, DV] float32, left [B, H, Lq] float32, contiguous."""
+    """One block of queries of one head. out [B, H, Lq, DV] and left [B, H, Lq] are contiguous."""
     blocks = tl.cdiv(q_length, M)
     pid = tl.program_id(0)
     m0 = (blocks - 1 - pid % blocks) * M  # the longest walks begin first
@@ -74,13 +75,15 @@ def forward_kernel(
         n0 -= N
     at = bh * q_length + row
     inside = row < q_length
-    tl.store(out + at[:, None] * DV + dv[None, :], acc, mask=inside[:, None] & (dv < DV)[None, :])
+    tl.store(
+        out + at[:, None] * DV + dv[None, :], acc.to(out.dtype.element_ty), mask=inside[:, None] & (dv < DV)[None, :]
+    )
     tl.store(left + at, tl.exp(rest), mask=inside)
 
 
 @triton.jit(do_not_specialize=["heads", "group", "q_length", "k_length", "real_row", "ids_row"])
 def backward_kernel(
-    q, k, v, d_out, real, ids, out, left, d_left, dq, dk, dv_, heads, group, q_length, k_length, real_row, ids_row, scale,
+    q, k, v, d_out, real, ids, left, d_left, dq, dk, dv_, heads, group, q_length, k_length, real_row, ids_row, scale,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
     STRICT: tl.constexpr,
 ):  # fmt: skip
@@ -99,29 +102,50 @@ def backward_kernel(
     k_ptr, v_ptr = k.ptr + b * k.b + h // group * k.h, v.ptr + b * v.b + h // group * v.h
     q_tile = load_tile(q.ptr + b * q.b + h * q.h, q.l, m0, q_length, d, D, M, True)
     do_tile = load_tile(d_out.ptr + b * d_out.b + h * d_out.h, d_out.l, m0, q_length, dv, DV, M, True)
-    out_tile = tl.load(out + at[:, None] * DV + dv[None, :], mask=inside[:, None] & (dv < DV)[None, :], other=0.0)
-    before = tl.sum(do_tile.to(tl.float32) * out_tile, 1)  # of g, over the keys of this tile and those on the left
-    of_left = tl.zeros([M], tl.float32)
-    if d_left is not None:
-        of_left = tl.load(left + at, mask=inside, other=0.0) * tl.load(d_left + at, mask=inside, other=0.0)
-    acc = tl.zeros([M, BLOCK_D], tl.float32)
-    rest = tl.where(inside, 0.0, STOP)
     kv = (b * (heads // group) + h // group) * k_length
+
+    rest = tl.where(inside, 0.0, STOP)
+    more = tl.zeros([M], tl.float32)  # what rest has rounded away
     n0 = last_tile(first + m0 + M - STRICT, k_length, N)
+    stop = n0 + N
     while (n0 >= 0) & (tl.max(rest, 0) > STOP):
+        j = n0 + tl.arange(0, N)
+        k_tile = load_tile(k_ptr, k.l, n0, k_length, d, D, N, True)
+        visible = visible_keys(real, ids, b, i, j, k_length, real_row, ids_row, STRICT)
+        rest, more = add_exactly(rest, more, lost_in(q_tile, k_tile, visible, scale))
+        n0 -= N
+
+    before = tl.zeros([M], tl.float32)  # the sum of g over the tiles on the left, and left d_left
+    if d_left is not None:
+        before = tl.load(left + at, mask=inside, other=0.0) * tl.load(d_left + at, mask=inside, other=0.0)
+    acc = tl.zeros([M, BLOCK_D], tl.float32)
+    for _ in range((stop - n0) // N - 1):
+        n0 += N
         j = n0 + tl.arange(0, N)
         k_tile = load_tile(k_ptr, k.l, n0, k_length, d, D, N, True)
         v_tile = load_tile(v_ptr, v.l, n0, k_length, dv, DV, N, True)
         visible = visible_keys(real, ids, b, i, j, k_length, real_row, ids_row, STRICT)
-        z, weights, lost = stick_tile(q_tile, k_tile, visible, rest, scale)
+        rest, more = add_exactly(rest, more, -lost_in(q_tile, k_tile, visible, scale))
+        z, weights, _ = stick_tile(q_tile, k_tile, visible, rest + more, scale)
         g = weights * matmul(do_tile, tl.trans(v_tile))
-        from_here = tl.cumsum(g, 1, reverse=True)
-        dz = g - tl.sigmoid(z) * (g + before[:, None] - from_here + of_left[:, None])
+        dz = g - tl.sigmoid(z) * (before[:, None] + tl.cumsum(g, 1))
         dz = (tl.where(visible, dz, 0.0) * scale).to(q_tile.dtype)
         acc = matmul(dz, k_tile, acc)
         add_rows(dk, kv, j, k_length, d, D, matmul(tl.trans(dz), q_tile))
         add_rows(dv_, kv, j, k_length, dv, DV, matmul(tl.trans(weights.to(do_tile.dtype)), do_tile))
-        before -= tl.sum(g, 1)
-        rest += lost
-        n0 -= N
+        before += tl.sum(g, 1)
     tl.store(dq + at[:, None] * D + d[None, :], acc, mask=inside[:, None] & (d < D)[None, :])
+
+
+@triton.jit
+def lost_in(q_tile, k_tile, visible, scale):
+    """The sum of lost over the keys of a tile."""
+    return tl.sum(tl.where(visible, -softplus(matmul(q_tile, tl.trans(k_tile)) * scale), 0.0), 1)
+
+
+@triton.jit
+def add_exactly(high, low, x):
+    """(high + low) + x as two float32 numbers: sums that are taken back tile by tile end where they began."""
+    total = high + x
+    part = total - high
+    return total, low + ((high - (total - part)) + (x - part))

@@ -61,9 +61,9 @@ def t5_thresholds(buckets: int, max_distance: int) -> tuple[int, ...]:
     return tuple(_first_distance(exact, max_distance, m, wide) for m in range(wide))
 
 
-def _first_distance(base: int, top: int, part: int, whole: int, *, strict: bool = False) -> int:
-    """The smallest n >= base (top / base)^(part / whole), or > where `strict`, exact: a float where it is far from a
-    whole number, integers where it is near one."""
+def _first_distance(base: int, top: int, part: int, whole: int) -> int:
+    """The smallest n >= base (top / base)^(part / whole), exact: a float where it is far from a whole number, integers where
+    it is near one."""
     guess = base * (top / base) ** (part / whole)
     nearest = round(guess)
     if abs(guess - nearest) > 1e-12 * guess:
@@ -71,7 +71,7 @@ def _first_distance(base: int, top: int, part: int, whole: int, *, strict: bool 
     common = math.gcd(part, whole)
     part, whole = part // common, whole // common
     ours, bound = nearest**whole * base**part, top**part * base**whole
-    return nearest if ours > bound or (ours == bound and not strict) else nearest + 1
+    return nearest if ours >= bound else nearest + 1
 
 
 def t5_bucket(r: int, *, buckets: int, max_distance: int, causal: bool) -> int:

@@ -202,7 +202,8 @@ def exact(positions: Positions, *, axis: int = 0, most: int | None = None, futur
         lo, hi = min(lo, 0), min(hi, 0)
     if torch.compiler.is_compiling():
         torch._check(lo <= hi)  # the tracer does not know the values of position tensors
-    index = Index(lo, hi, axis=axis)
+    keeps = not torch.compiler.is_compiling() and type(lo) is int and type(hi) is int
+    index = _identity(lo, hi, axis) if keeps else Index(lo, hi, axis=axis)
     if (
         one.offset is not None
         or torch.compiler.is_compiling()
@@ -211,6 +212,12 @@ def exact(positions: Positions, *, axis: int = 0, most: int | None = None, futur
         return index
     distances = _occurring(one, lo, hi)
     return index if distances is None or 2 * len(distances) > index.span else Sparse((index,), distances)
+
+
+@lru_cache(maxsize=4096)
+def _identity(lo: int, hi: int, axis: int) -> Index:
+    """A layer asks for the same one in every call."""
+    return Index(lo, hi, axis=axis)
 
 
 DENSE = 2**14

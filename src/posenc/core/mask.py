@@ -12,8 +12,9 @@ A key is visible if every given mask allows it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
@@ -127,8 +128,11 @@ def make_mask(
     key_mask: Tensor | None = None,
     documents: Tensor | tuple[Tensor, Tensor] | None = None,
     mask: Tensor | None = None,
+    **unknown: Any,
 ) -> Mask:
     """Validate `MaskOptions` against q [B, H, Lq, D] and k [B, Hkv, Lk, D]."""
+    if unknown:
+        raise TypeError(_unknown_arguments(unknown))
     if window is None and key_mask is None and documents is None and mask is None:
         return CAUSAL if causal else OPEN
     batch, heads, q_length, _ = q.shape
@@ -170,6 +174,20 @@ def make_mask(
         _same_device("mask", mask, q)
         mask = mask.reshape(shape)
     return Mask(causal, sides, key_mask, pair, mask)
+
+
+OTHER_NAMES = {
+    "is_causal": "give causal", "attn_mask": "give mask", "attention_mask": "give key_mask [B, Lk], or mask",
+    "key_padding_mask": "give key_mask, True for real keys", "dropout_p": "give dropout", "window_size": "give window",
+    "scale": "give the plan a scale, Plan(positions, scale=...)", "softmax_scale": "give the plan a scale, Plan(positions, scale=...)",
+    "enable_gqa": "leave it out, k and v may have fewer heads", "return_attn_probs": "use scores(q, k, plan).softmax(-1)",
+}  # fmt: skip
+"""Arguments of PyTorch's and other attention functions -> what to do here."""
+
+
+def _unknown_arguments(names: Iterable[str]) -> str:
+    known = ", ".join(MaskOptions.__annotations__)
+    return "; ".join(f"unknown argument {name}: {OTHER_NAMES.get(name, f'the masks are {known}')}" for name in names)
 
 
 def make_window(window: int | Window) -> Window:

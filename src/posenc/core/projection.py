@@ -15,28 +15,32 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
+from torch.nn.functional import pad
 from torch.nn.modules.module import _has_any_global_hook
 
 from .launches import find_allocation
 
-MOST = 1 << 29
+MOST = 1 << 30
 """Products of one projection from which PyTorch's own matrix products are faster."""
 PLAIN = (Tensor, nn.Parameter)
 
 
-def project_heads(rows: Tensor, projections: Sequence[nn.Module], heads: int) -> tuple[Tensor, ...]:
-    """[H, n, D] for each projection of rows [n, d_model]."""
-    if len(projections) <= 2 and not torch.compiler.is_compiling() and _is_served(rows, projections):
+def project_heads(
+    table: Tensor, projections: Sequence[nn.Module], heads: int, rows: slice = slice(None)
+) -> tuple[Tensor, ...]:
+    """[H, n, D] for each projection of the rows [n, d_model] of a table; rows: a slice without a step."""
+    if table.is_cuda and len(projections) <= 2 and not torch.compiler.is_compiling() and _is_served(table, projections):
         weights = [x for projection in projections for x in _parameters(projection)]
+        first, last, _ = rows.indices(table.shape[0])
         if torch.is_grad_enabled():
-            return _apply(heads, rows, *weights)
-        return _project(heads, rows, weights)
-    return tuple([as_heads(projection(rows), heads) for projection in projections])
-
-
-def as_heads(x: Tensor, heads: int) -> Tensor:
-    """[n, H D] -> [H, n, D]"""
-    return x.view(x.shape[0], heads, -1).transpose(0, 1)
+            return _apply(heads, first, last, table, *weights)
+        return _project(heads, _rows(table, first, last), weights, _describe(table, weights))
+    some = table if rows == slice(None) else table[rows]
+    projected = []
+    for projection in projections:
+        x = projection(some)
+        projected.append(x.view(x.shape[0], heads, -1).transpose(0, 1))
+    return tuple(projected)
 
 
 def _parameters(projection: nn.Module) -> tuple[Tensor, Tensor | None]:
@@ -44,15 +48,15 @@ def _parameters(projection: nn.Module) -> tuple[Tensor, Tensor | None]:
     return own["weight"], own["bias"]
 
 
-def _is_served(rows: Tensor, projections: Sequence[nn.Module]) -> bool:
+def _is_served(table: Tensor, projections: Sequence[nn.Module]) -> bool:
     if (
-        not rows.is_cuda
-        or type(rows) not in PLAIN
-        or rows.dtype not in (torch.bfloat16, torch.float16)
+        not table.is_cuda
+        or type(table) not in PLAIN
+        or table.dtype not in (torch.bfloat16, torch.float16)
         or not _triton()
     ):
         return False
-    if rows.stride(1) != 1 or not rows.numel() or torch.is_autocast_enabled("cuda") or _has_any_global_hook():
+    if table.stride(1) != 1 or not table.numel() or torch.is_autocast_enabled("cuda") or _has_any_global_hook():
         return False
     if torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active():
         return False
@@ -67,16 +71,16 @@ def _is_served(rows: Tensor, projections: Sequence[nn.Module]) -> bool:
         ):  # fmt: skip
             return False
         weight, bias = _parameters(projection)
-        if type(weight) not in PLAIN or weight.dtype is not rows.dtype or weight.get_device() != rows.get_device():
+        if type(weight) not in PLAIN or weight.dtype is not table.dtype or weight.get_device() != table.get_device():
             return False
-        if not weight.is_contiguous() or weight.shape[1] != rows.shape[1] or weight.shape != (shape or weight.shape):
+        if not weight.is_contiguous() or weight.shape[1] != table.shape[1] or weight.shape != (shape or weight.shape):
             return False
-        if bias is not None and (type(bias) not in PLAIN or bias.dtype is not rows.dtype or not bias.is_contiguous()):
+        if bias is not None and (type(bias) not in PLAIN or bias.dtype is not table.dtype or not bias.is_contiguous()):
             return False
         shape = weight.shape
-    if shape is None or shape[0] % 16 or shape[1] % 16 or rows.stride(0) % 16:
+    if shape is None or shape[0] % 16 or shape[1] % 16 or table.stride(0) % 16:
         return False  # loads of single numbers
-    return rows.shape[0] * shape.numel() <= MOST
+    return table.shape[0] * shape.numel() <= MOST
 
 
 @lru_cache(maxsize=1)
@@ -84,50 +88,68 @@ def _triton() -> bool:
     return find_spec("triton") is not None
 
 
-def _project(
-    heads: int, rows: Tensor, weights: Sequence[Tensor | None], needs: Sequence[bool] = ()
-) -> tuple[Tensor, ...]:
-    """needs: which gradients of rows and weights the backward pass will want: its kernels are compiled with this one."""
-    from .projection_kernel import launch, project, tiles
+@lru_cache(maxsize=1)
+def _kernels():
+    from . import projection_kernel
 
-    w = weights[0]
-    assert w is not None
-    (width, size), n = w.shape, rows.shape[0]
-    outs = [_empty((n, width), rows) for _ in weights[::2]]
-    other: tuple = (None, 0, None, None)
-    if len(outs) == 2:
-        other = (weights[2], size, weights[3], outs[1])
-    strides = rows.stride(0), width, size
-    args = (rows, rows.stride(0), w, size, weights[1], outs[0], *other, n, width, size)
-    launch(project, tiles(n, width) * len(outs), strides, args, lambda: _launch_both(heads, rows, weights, needs))
-    return tuple([as_heads(x, heads) for x in outs])
+    return projection_kernel
 
 
-def _launch_both(heads: int, rows: Tensor, weights: Sequence[Tensor | None], needs: Sequence[bool]) -> None:
-    """The launches of both passes, to be recorded."""
-    outs = _project(heads, rows, weights)
-    if any(needs):
-        _gradients(rows, weights, [torch.empty_like(x.transpose(0, 1)).flatten(1) for x in outs], needs)
+def _rows(table: Tensor, first: int, last: int) -> Tensor:
+    return table if last - first == table.shape[0] else table[first:last]
+
+
+def _describe(table: Tensor, weights: Sequence[Tensor | None], needs: Sequence[bool] = ()) -> tuple:
+    """What a variant of the kernels depends on, where `_is_served`."""
+    return (table.dtype, table.get_device(), *needs, *[x is None for x in weights])
+
+
+def _project(heads: int, rows: Tensor, weights: Sequence[Any], variant: tuple) -> tuple[Tensor, ...]:
+    kernels = _kernels()
+    n, width = rows.shape[0], weights[0].shape[0]
+    size = width // heads
+    outs = [_empty((heads, n, size), (size, width, 1), rows) for _ in weights[::2]]
+    programs = kernels.tiles(n, width) * len(outs)
+    kernels.launch(kernels.project, programs, variant, _project_arguments(rows, weights, outs))
+    return tuple(outs)
+
+
+def _project_arguments(rows: Tensor, weights: Sequence[Any], outs: list[Tensor]) -> tuple:
+    width, size = weights[0].shape
+    other: tuple = (weights[2], size, weights[3], outs[1]) if len(outs) == 2 else (None, 0, None, None)
+    return rows, rows.stride(0), weights[0], size, weights[1], outs[0], *other, rows.shape[0], width, size
 
 
 class _Project(torch.autograd.Function):
-    """`_project`; weights: each projection's weight and bias or None."""
+    """`_project` of the rows first .. last; weights: each projection's weight and bias or None."""
 
     @staticmethod
-    def forward(ctx, heads: int, rows: Tensor, *weights):
-        ctx.save_for_backward(rows, *weights)
+    def forward(ctx, heads: int, first: int, last: int, table: Tensor, *weights):
+        ctx.save_for_backward(table, *weights)
         ctx.set_materialize_grads(False)
-        return _project(heads, rows, weights, ctx.needs_input_grad[1:])
+        needs, rows = ctx.needs_input_grad[3:], _rows(table, first, last)
+        ctx.heads, ctx.first, ctx.last = heads, first, last
+        ctx.variant = _describe(table, weights, needs)
+        _compile_once(rows, weights, needs, ctx.variant)
+        return _project(heads, rows, weights, ctx.variant)
 
     @staticmethod
     def backward(ctx, *grads: Tensor | None):  # type: ignore[override]
-        rows, *weights = ctx.saved_tensors
-        given = [x.transpose(0, 1).reshape(rows.shape[0], -1) for x in grads if x is not None]
-        if len(given) == len(grads) and not torch.is_grad_enabled():
-            return None, *_gradients(rows, weights, given, ctx.needs_input_grad[1:])
-        flat = iter(given)
-        every = [None if x is None else next(flat) for x in grads]
-        return None, *_by_formula(rows, weights, every, ctx.needs_input_grad[1:])
+        table, *weights = ctx.saved_tensors
+        first, last, needs = ctx.first, ctx.last, ctx.needs_input_grad[3:]
+        width, n = weights[0].shape[0], last - first
+        if torch.is_grad_enabled() or any(x is None for x in grads):
+            every = [None if x is None else x.transpose(0, 1).reshape(n, width) for x in grads]
+            d_rows, *others = _by_formula(_rows(table, first, last), weights, every, needs)
+            if d_rows is not None:
+                d_rows = pad(d_rows, (0, 0, first, table.shape[0] - last))
+            return None, None, None, d_rows, *others
+        given = []
+        for x in grads:
+            assert x is not None
+            as_made = x.stride() == (width // ctx.heads, width, 1)  # [n, H D] in memory, as the kernels take it
+            given.append(x if as_made else x.transpose(0, 1).reshape(n, width))
+        return None, None, None, *_gradients(table, first, last, weights, given, needs, ctx.variant)
 
 
 _apply = super(torch.autograd.Function, _Project).apply
@@ -151,29 +173,58 @@ def _by_formula(rows: Tensor, weights, grads, needs: Sequence[bool]) -> list[Ten
     return [total, *found]
 
 
-def _gradients(rows: Tensor, weights, grads: list[Tensor], needs: Sequence[bool]) -> list[Tensor | None]:
-    from .projection_kernel import launch, row_gradient, tiles, weight_gradient
-
-    (width, size), n = weights[0].shape, rows.shape[0]
-    found: list[Tensor | None] = [None] * (1 + len(weights))
-    two = len(grads) == 2
+def _gradients(
+    table: Tensor, first: int, last: int, weights: Sequence[Any], grads: list[Tensor], needs: Sequence[bool], variant: tuple
+) -> list[Tensor | None]:  # fmt: skip
+    kernels = _kernels()
+    rows, n, (width, size) = _rows(table, first, last), last - first, weights[0].shape
+    found: list[Tensor | None] = [None]
+    for x, need in zip(weights, needs[1:], strict=True):
+        found.append(_empty(x.shape, x.stride(), rows) if need else None)
     if any(needs[1:]):
-        for number, x in enumerate(weights):
-            if needs[1 + number]:
-                found[1 + number] = _empty(tuple(x.shape), rows)
-        other: tuple = (grads[1], found[3], found[4]) if two else (None, None, None)
-        args = (rows, rows.stride(0), grads[0], found[1], found[2], *other, n, width, size)
-        launch(weight_gradient, tiles(width, size) * len(grads), (rows.stride(0), width, size), args)
+        args = (*_weight_arguments(rows, grads, found), n, width, size)
+        kernels.launch(kernels.weight_gradient, kernels.tiles(width, size) * len(grads), variant, args)
     if needs[0]:
-        found[0] = _empty((n, size), rows)
-        other = (grads[1], weights[2], size) if two else (None, None, 0)
-        args = (grads[0], weights[0], size, *other, found[0], n, width, size)
-        launch(row_gradient, tiles(n, size), (width, size), args)
+        count = table.shape[0]
+        found[0] = _empty((count, size), (size, 1), rows)
+        args = (*_row_arguments(weights, grads, found[0]), first, count, n, width, size)
+        kernels.launch(kernels.row_gradient, kernels.tiles(count, size), variant, args)
     return found
 
 
-def _empty(shape: tuple[int, ...], like: Tensor) -> Tensor:
+def _weight_arguments(rows: Tensor, grads: list[Tensor], found: Sequence[Tensor | None]) -> tuple:
+    other = (grads[1], found[3], found[4]) if len(grads) == 2 else (None, None, None)
+    return rows, rows.stride(0), grads[0], found[1], found[2], *other
+
+
+def _row_arguments(weights, grads: list[Tensor], out: Tensor | None) -> tuple:
+    size = weights[0].shape[1]
+    other = (grads[1], weights[2], size) if len(grads) == 2 else (None, None, 0)
+    return grads[0], weights[0], size, *other, out
+
+
+_compiled: set[tuple] = set()
+
+
+def _compile_once(rows: Tensor, weights: Sequence[Any], needs: Sequence[bool], variant: tuple) -> None:
+    """The kernels of both passes at once, before the first of them runs: one after the other they would take the sum of their times."""
+    if variant in _compiled:
+        return
+    _compiled.add(variant)
+    kernels = _kernels()
+    # rows and weights stand for what does not exist yet: they are like it in dtype and alignment
+    (width, size), like = weights[0].shape, [rows] * (len(weights) // 2)
+    jobs: list[tuple] = [(kernels.project, _project_arguments(rows, weights, like))]
+    if any(needs[1:]):
+        found = [None, *[x if need else None for x, need in zip(weights, needs[1:], strict=True)]]
+        jobs.append((kernels.weight_gradient, (*_weight_arguments(rows, like, found), rows.shape[0], width, size)))
+    if needs[0]:
+        jobs.append((kernels.row_gradient, (*_row_arguments(weights, like, rows), 0, 1, rows.shape[0], width, size)))
+    kernels.compile_together(jobs)
+
+
+def _empty(shape: tuple[int, ...], stride: tuple[int, ...], like: Tensor) -> Tensor:
     allocate = find_allocation(like.device)
     if allocate is None or like.get_device() != torch.cuda.current_device():
-        return like.new_empty(shape)
-    return allocate(shape, (shape[1], 1) if len(shape) == 2 else (1,), like.dtype)
+        return torch.empty_strided(shape, stride, dtype=like.dtype, device=like.device)
+    return allocate(tuple(shape), stride, like.dtype)

@@ -2,18 +2,19 @@
 
     project          out_t[n, o]  = Σ_i rows[n, i] W_t[o, i] + b_t[o]                   a program for each tile of each table
     weight_gradient  dW_t[o, i]   = Σ_n d_t[n, o] rows[n, i],  db_t[o] = Σ_n d_t[n, o]  the same
-    row_gradient     d_rows[n, i] = Σ_t Σ_o d_t[n, o] W_t[o, i]                         a program for each tile
+    row_gradient     d_rows[n, i] = Σ_t Σ_o d_t[n, o] W_t[o, i]                         a program for each tile, zeros in the table's other rows
 
 Matrices are [rows, channels] with channels side by side. Sums are made in float32, each by one program in one order.
 """
 
-from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import torch
 import triton
 import triton.language as tl
 
-from . import launches, variants
+from . import launches
 from .launches import INTERPRETED
 
 BLOCK, DEPTH = 64, 64
@@ -94,48 +95,96 @@ def weight_gradient(
             _weight_tile(rows, rows_s, other_d, other_dw, other_db, tile - tiles, n, width, size, BLOCK, DEPTH)
 
 
-@triton.jit(do_not_specialize=["n"])
-def row_gradient(d, w, w_s, other_d, other_w, other_w_s, out, n, width, size, BLOCK: tl.constexpr, DEPTH: tl.constexpr):
+@triton.jit
+def _load_rows(ptr, row, column, stride, rows, columns):
+    """`_load` where rows may lie before the first one."""
+    inside = ((row >= 0) & (row < rows))[:, None] & (column < columns)[None, :]
+    return tl.load(ptr + row.to(tl.int64)[:, None] * stride + column[None, :], mask=inside, other=0.0)
+
+
+@triton.jit(do_not_specialize=["first", "count", "n"])
+def row_gradient(
+    d, w, w_s, other_d, other_w, other_w_s, out, first, count, n, width, size, BLOCK: tl.constexpr, DEPTH: tl.constexpr
+):
+    """out: of the whole table, `count` rows, of which n from `first` on were projected."""
     across = tl.cdiv(size, BLOCK)
     tile = tl.program_id(0)
     row, column = tile // across * BLOCK + tl.arange(0, BLOCK), tile % across * BLOCK + tl.arange(0, BLOCK)
     acc = tl.zeros([BLOCK, BLOCK], tl.float32)
     for o0 in range(0, width, DEPTH):
         o = o0 + tl.arange(0, DEPTH)
-        acc = tl.dot(_load(d, row, o, width, n, width), _load(w, o, column, w_s, width, size), acc)
+        acc = tl.dot(_load_rows(d, row - first, o, width, n, width), _load(w, o, column, w_s, width, size), acc)
     if other_d is not None:
         for o0 in range(0, width, DEPTH):
             o = o0 + tl.arange(0, DEPTH)
-            acc = tl.dot(
-                _load(other_d, row, o, width, n, width), _load(other_w, o, column, other_w_s, width, size), acc
-            )
+            d_tile = _load_rows(other_d, row - first, o, width, n, width)
+            acc = tl.dot(d_tile, _load(other_w, o, column, other_w_s, width, size), acc)
     at = out + row.to(tl.int64)[:, None] * size + column[None, :]
-    tl.store(at, acc.to(out.dtype.element_ty), mask=(row < n)[:, None] & (column < size)[None, :])
+    tl.store(at, acc.to(out.dtype.element_ty), mask=(row < count)[:, None] & (column < size)[None, :])
 
 
-def launch(
-    kernel, programs: int, strides: tuple[int, ...], args: tuple, together: Callable[[], object] | None = None
-) -> None:
-    """args: with None where a tensor is absent; the first one is a tensor on the device. together: launches whose kernels are compiled
-    with this one, if it is new."""
-    options = {"num_warps": 4, "num_stages": 3}
-    args = (*args, BLOCK, DEPTH)
+OPTIONS = {"num_warps": 4, "num_stages": 3}
+_known: dict[tuple, tuple] = {}
+
+
+def launch(kernel, programs: int, variant: tuple, args: tuple) -> None:
+    """args: None where a tensor is absent; the first one is a tensor on the device, the last three are n, width and size.
+    variant: dtypes, the device and what is absent, where all strides are divisible by 16."""
     if INTERPRETED:
-        kernel[(programs,)](*args, **options)
+        kernel[(programs,)](*args, BLOCK, DEPTH, **OPTIONS)
         return
-    tensors = [x for x in args if isinstance(x, torch.Tensor)]
-    device = tensors[0].device
-    present = tuple([x.dtype if isinstance(x, torch.Tensor) else x is None for x in args[:-5]])
-    key = kernel.__name__, device, present, launches.describe_variant(strides, tensors)
-
-    def compile():
-        if together is not None and device.type == "cuda":
-            typical = [launches.typical_argument(*pair) for pair in zip(kernel.params, args, strict=False)]
-            variants.compile_first(device, kernel, typical, options, together)
-        return launches.compile_kernel(kernel, args, options)
-
+    addresses, odd = [], 0
+    for x in args:
+        if x is None or type(x) is int:
+            addresses.append(x)
+        else:
+            at = x.data_ptr()
+            addresses.append(at)
+            odd |= at
+    key = kernel.__name__, variant  # a kernel's own hash reads its source
+    found = None if odd & 15 else _known.get(key)
+    device = args[0].device
     with launches.on_device(device):
-        launches.launch_known(key, compile, programs, device, args)
+        if found is not None:
+            run, between = found
+            run(programs, 1, 1, torch._C._cuda_getCurrentRawStream(device.index), *between, *addresses, BLOCK, DEPTH)
+            return
+        whole, described = (*args, BLOCK, DEPTH), _describe(kernel, args)
+        launches.launch_known(
+            described, lambda: launches.compile_kernel(kernel, whole, OPTIONS), programs, device, whole
+        )
+    found = launches.find_known(described)
+    if found is not None and not odd & 15:
+        _known[key] = found
+
+
+def _describe(kernel, args: tuple) -> tuple:
+    """The key of a variant (core/launches.py): dtypes, what is absent, and whether strides and addresses are divisible by 16."""
+    tensors = [x for x in args if isinstance(x, torch.Tensor)]
+    present = tuple([x.dtype if isinstance(x, torch.Tensor) else x is None for x in args])
+    strides = [x.stride(0) for x in tensors if x.dim() == 2]
+    return kernel.__name__, args[0].device, present, launches.describe_variant((*strides, *args[-2:]), tensors)
+
+
+def compile_together(jobs: list[tuple]) -> None:
+    """Compile (kernel, args) that are new, each in a thread; a launch raises what goes wrong."""
+    if INTERPRETED:
+        return
+    new = [(kernel, args) for kernel, args in jobs if launches.find_known(_describe(kernel, args)) is None]
+    if len(new) < 2 or not new[0][1][0].is_cuda or torch.cuda.is_current_stream_capturing():
+        return
+    device = new[0][1][0].device.index
+
+    def work(job: tuple) -> None:
+        kernel, args = job
+        with suppress(Exception):
+            torch.cuda.set_device(device)  # of this thread
+            launches.compile_kernel(kernel, (*args, BLOCK, DEPTH), OPTIONS)._init_handles()
+
+    for kernel, _ in new:
+        kernel.device_caches[device]  # what threads share is made before they start
+    with ThreadPoolExecutor(len(new)) as pool:
+        list(pool.map(work, new))
 
 
 def tiles(rows: int, columns: int) -> int:

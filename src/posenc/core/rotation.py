@@ -93,6 +93,25 @@ class Rotation:
         q, k = self.rotate_qk(q, k)
         return q, k, v
 
+    def rotate_again(self, q: Tensor, k: Tensor) -> tuple[Tensor, ...] | None:
+        """`rotate_qk` in eager code for tensors like earlier ones on a GPU, which were checked then; None for all others."""
+        if self.q is None or self.k is None or self.values or self.polar:
+            return None
+        cos, sin = self.q
+        if cos is not self.k[0] or sin is not self.k[1] or forward_ad._current_level >= 0 or not _triton():
+            return None
+        graph = torch.is_grad_enabled()
+        if graph and (cos.requires_grad or sin.requires_grad):
+            return None
+        from .rotary_kernel import find_ready
+
+        ready = find_ready((q, k), cos, sin, self.layout)
+        if ready is None:
+            return None
+        if graph and (q.requires_grad or k.requires_grad):
+            return _apply_ready(ready, cos, sin, q, k)
+        return ready.run((q, k), cos, sin)
+
     def rotate_rows(self, q: Tensor, k: Tensor, row: int) -> tuple[Tensor, Tensor] | None:
         """`rotate_qk` by the phases from `row` on, where these phases are of a longer run, on a CPU, without gradients and for
         short q and k; None elsewhere. A decoding step slices only the tensors that it multiplies with."""

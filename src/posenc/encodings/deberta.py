@@ -149,15 +149,19 @@ class DeBERTa(Encoding):
             back = own
         else:  # one projection serves both
             own, rows = self.index, slice(None)
-        table = self.table if rows == slice(None) else self.table[rows]
-        table = table if self.norm is None else self.norm(table)
-        if self.dropout and self.training:
-            table = nn.functional.dropout(table, self.dropout)
-        projections = [key if term == "c2p" else query for term in ("c2p", "p2c") if term in self.active]
-        for projection in projections:
-            self._check_width(projection)
-        projected = iter(project_heads(table, projections, self.heads))
-        k_r, q_r = (next(projected) if term in self.active else None for term in ("c2p", "p2c"))
+        table: Tensor = self.table
+        if self.norm is not None or (self.dropout and self.training):
+            table, rows = table if rows == slice(None) else table[rows], slice(None)
+            table = table if self.norm is None else self.norm(table)
+            if self.dropout and self.training:
+                table = nn.functional.dropout(table, self.dropout)
+        k_r = q_r = None
+        if len(self.active) == 2:
+            k_r, q_r = project_heads(table, (key, query), self.heads, rows)
+        elif self.active[0] == "c2p":
+            (k_r,) = project_heads(table, (key,), self.heads, rows)
+        else:
+            (q_r,) = project_heads(table, (query,), self.heads, rows)
         return plan_disentangled(positions, self.head_dim, len(self.active), own, k_r, q_r, back)
 
     def _projections(self, host: Host | None):
@@ -168,15 +172,14 @@ class DeBERTa(Encoding):
                 "projections='shared' projects the table with the layer's own k_proj and q_proj; "
                 "give plan(positions, host=attention)"
             )
+        for projection in (host.k_proj, host.q_proj):
+            width = getattr(projection, "out_features", self.heads * self.head_dim)
+            if width != self.heads * self.head_dim:
+                raise ValueError(
+                    f"a projection to {width} channels does not fit {self.heads} heads of {self.head_dim}; "
+                    "deberta needs as many key heads as query heads"
+                )
         return host.k_proj, host.q_proj
-
-    def _check_width(self, projection: nn.Module) -> None:
-        width = getattr(projection, "out_features", self.heads * self.head_dim)
-        if width != self.heads * self.head_dim:
-            raise ValueError(
-                f"a projection to {width} channels does not fit {self.heads} heads of {self.head_dim}; "
-                "deberta needs as many key heads as query heads"
-            )
 
 
 def plan_disentangled(

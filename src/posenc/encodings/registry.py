@@ -78,7 +78,7 @@ ENCODINGS: dict[str, EncodingInfo] = {
     one.name: one
     for one in (
         EncodingInfo("none", "none:NoPosition", "none", "nowhere", "none",
-             "partly: a causal mask alone gives some order", "NoPE layers of Llama 4, SmolLM3",
+             "no: breaks at 2 × (lab); a causal mask alone gives some order", "NoPE layers of Llama 4, SmolLM3",
              "s = q·k / √d"),
         EncodingInfo("sinusoidal", "absolute:Sinusoidal", "absolute", "input", "none",
              "no: defined at every position, unseen ones mislead the model", "Transformer (2017), Whisper, Marian",
@@ -96,7 +96,7 @@ ENCODINGS: dict[str, EncodingInfo] = {
              "limited: distances past max_distance share a value", "Swin-like and small models",
              "s = q·k / √d + b[h, clip(j-i)]"),
         EncodingInfo("t5", "bias:T5", "relative, bias", "scores", "buckets × heads",
-             "to about 2 × the training length", "T5, mT5, UMT5, LongT5, MPNet",
+             "to 2 × the training length; to 16 × after long training (lab)", "T5, mT5, UMT5, LongT5, MPNet",
              "s = q·k + b[bucket(j-i), h]"),
         EncodingInfo("transformer_xl", "transformer_xl:TransformerXL", "relative, content", "scores",
              "d_model × d_model + 2 × heads × d_head", "yes, with memory and clamp_length",
@@ -157,7 +157,7 @@ ENCODINGS: dict[str, EncodingInfo] = {
              "yes: the decay goes on, about logarithmically", "Sandwich",
              "s = q·k / √d + (Σ_c cos((i-j) base^(-2c/n)) - n/2) / (8h/H)"),
         EncodingInfo("fire", "fire:Fire", "relative, bias", "scores", "2 × hidden + (hidden + 1) × heads + 2",
-             "yes: distances are relative to the query's position", "FIRE",
+             "to 2 × the training length; breaks at 32 × (lab, three seeds)", "FIRE",
              "s = q·k / √d + MLP(φ(i-j) / φ(max(i, T)))_h,  φ(x) = ln(1 + |c x|)"),
         EncodingInfo("tupe", "tupe:TUPE", "absolute", "scores", "(max_length + 1) × d_model + 2 d_model²",
              "no: undefined past max_length", "TUPE",
@@ -202,6 +202,11 @@ CAUSAL: dict[str, dict[str, object]] = {
     "clipped": {"right": 0},
 }
 """Options of encodings in causal layers: tables without rows for later keys."""
+
+
+def find_card(name: str) -> EncodingInfo:
+    """The card of an encoding, or of attention of its own."""
+    return OWN_ATTENTION.get(name) or info(name)
 
 
 def list_encodings() -> list[str]:

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core.errors import OptionError
-from .registry import ENCODINGS, info
+from .registry import ENCODINGS, OWN_ATTENTION, info
 
 if TYPE_CHECKING:
     from .rope.scaling import Scaling
@@ -75,11 +75,15 @@ def split_extension(text: str) -> tuple[str, str | None]:
     return encoding, extension if plus else None
 
 
-def check(text: str) -> None:
-    """Raise OptionError, with the nearest name, if the encoding or its extension is unknown. Loads no torch."""
+def check(text: str, *, own_attention: bool = False) -> None:
+    """Raise OptionError, with the nearest name, if the encoding or its extension is unknown. Loads no torch.
+
+    own_attention: names of attention that is no encoding of a layer (cope, latent, ...) are known too.
+    """
     encoding, extension = split_extension(text)
+    known = own_attention and encoding.partition(":")[0] in OWN_ATTENTION
     try:
-        name = parse(encoding).name
+        name = (parse_options if known else parse)(encoding).name
     except OptionError:
         raise
     except ValueError as error:
@@ -143,5 +147,6 @@ def normalise(text: str) -> str:
         kind, mark, rest = extension.partition(":")
         plus += kind.strip().lower() + mark + rest
     name, colon, tail = text.partition(":")
-    known = {spelling.lower(): card.name for card in ENCODINGS.values() for spelling in (card.class_name, card.name)}
+    cards = (*ENCODINGS.values(), *OWN_ATTENTION.values())
+    known = {spelling.lower(): card.name for card in cards for spelling in (card.class_name, card.name)}
     return known.get(name.strip().lower().replace("-", "_"), name) + colon + tail + plus

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from ..core.index import Grid, Index
+from ..core.plan import Plan
 from ..core.positions import Positions, Run, Side
 from ..core.torch_modes import apply_function, transform_reason
 from .lowering import LoweredPlan, add
@@ -111,6 +112,32 @@ def make_bias(q: Tensor, lowered: LoweredPlan, dtype: torch.dtype | None = None)
         allowed = lowered.mask.allowed(facts.q_length, facts.k_length, q.device)
         bias = bias if allowed is None else torch.where(allowed, bias, float("-inf"))
     return bias
+
+
+def find_bias(q: Tensor, k: Tensor, plan: Plan) -> Tensor | None:
+    """`make_bias` for a call like an earlier one that nothing else is added to or masked: one table over the same positions, in the
+    dtype of the queries; else None."""
+    if len(plan.lookups) != 1 or plan.positions.offset is not None:
+        return None
+    if not (
+        plan.shift is None and plan.rotate is None and plan.cosine is None and plan.append is None and plan.slopes is None
+        and plan.decay is None and plan.pair is None and plan.sinks is None and not isinstance(plan.scale, Tensor)
+    ):  # fmt: skip
+        return None
+    lookup, positions = plan.lookups[0], plan.positions
+    table, (_, heads, q_length, _), k_length = lookup.bias, q.shape, k.shape[2]
+    if table is None or table.dtype is not q.dtype or table.shape != (heads, lookup.index.n):
+        return None
+    if not (lookup.dot_query is None and lookup.dot_key is None and lookup.add_value is None):
+        return None
+    if positions.q_length != q_length or positions.k_length != k_length or table.get_device() != q.get_device():
+        return None
+    if heads * q_length * k_length > LARGEST or (len(positions.q_axes) == 1 and not positions.is_constant):
+        return None
+    pairs = _kept.find(positions, lookup.index, q.device)  # of positions that `supports` has looked at
+    if pairs is None:
+        return None
+    return apply_function(_Gather, table, pairs, q_length, k_length)[None]
 
 
 class Pairs(NamedTuple):

@@ -72,11 +72,13 @@ def describe(
     tables: list[Any] = []
     indices = []
     shifts: list[Any] = [] if plan.shift is None else [plan.shift]
+    has_key_terms = False
     for x in plan.lookups:
         if x.query_shift is not None:
             shifts.append(x.query_shift)
         indices.append(x.index)
         tables += (x.bias, x.dot_query, x.states, x.dot_key, x.add_value)
+        has_key_terms = has_key_terms or x.dot_key is not None or x.add_value is not None
     tables.append(plan.slopes)
     hiding = (get("key_mask"), *(documents or (None, None)), get("mask"))
     phases: tuple = ()
@@ -95,7 +97,10 @@ def describe(
         engine, dropout, return_lse, causal, window, scale, rotation, graph, torch.are_deterministic_algorithms_enabled(),
         positions.q_length, *indices,
     ]  # fmt: skip
-    if positions.q_length <= FEW and not graph and not dropout and documents is None:
+    few = positions.q_length <= FEW and not graph and not dropout and documents is None
+    if few and has_key_terms and positions.q_length != positions.k_length:
+        return None  # the decoding kernels have none of these terms
+    if few and not has_key_terms:
         if shifts or k.dim() != 4 or k.shape[:3] != v.shape[:3] or not 0 < k.shape[2] == positions.k_length:
             return None
         facts += (DECODING, positions.offset + positions.k_length, positions.k_length == positions.q_length)

@@ -21,7 +21,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from ..core.index import Index
 from ..core.plan import Lookup, Plan, holds_nan
-from . import rules_cpu, triton
+from . import dense_bias, rules_cpu, triton
 from .cpu import block_sizes, decode, dense, dense_terms
 from .lowering import add
 from .sdpa import fused_attention, hides_nan
@@ -83,7 +83,8 @@ def run(q: Tensor, k: Tensor, v: Tensor, plan: Plan | None, causal: bool) -> Ten
 
 
 def _run_on_gpu(q: Tensor, k: Tensor, v: Tensor, plan: Plan | None, causal: bool) -> Tensor | None:
-    """PyTorch's attention for a plan without terms; the triton engine has the others."""
+    """PyTorch's attention for a plan without terms, and for a table over the positions of an earlier call; the triton engine has the
+    others."""
     q_shape, k_shape, dtype, device = q.shape, k.shape, q.dtype, q.get_device()
     if len(q_shape) != 4 or len(k_shape) != 4 or k_shape != v.shape or k.dtype is not dtype or v.dtype is not dtype:
         return None
@@ -97,6 +98,12 @@ def _run_on_gpu(q: Tensor, k: Tensor, v: Tensor, plan: Plan | None, causal: bool
         return None
     scale: float | None = None
     if plan is not None:
+        if plan.lookups and plan.positions.offset is None and not causal and heads == kv_heads:
+            bias = dense_bias.find_bias(q, k, plan)
+            if bias is None:
+                return None
+            scale = None if plan.scale is None else float(plan.scale)
+            return scaled_dot_product_attention(q, k, v, bias.expand(batch, -1, -1, -1), scale=scale)
         if plan.lookups or plan.slopes is not None or not _is_simple(plan, q_length, k_length, causal):
             return None
         scale = None if plan.scale is None else float(plan.scale)
@@ -118,6 +125,9 @@ def _shift_and_rotate(q: Tensor, k: Tensor, v: Tensor, plan: Plan) -> tuple[Tens
         q = q + plan.shift.to(q.dtype)[:, None]
     if plan.rotate is None:
         return q, k, v
+    again = plan.rotate.rotate_again(q, k) if q.is_cuda else None
+    if again is not None:
+        return again[0], again[1], v
     plan.rotate.check(q, k, v)
     return plan.rotate.rotate_qkv(q, k, v)
 

@@ -58,7 +58,7 @@ class BloomAttention(Sloped, modeling_bloom.BloomAttention):
         return Plan(positions, scale=self.inv_norm_factor, decay=(zeros, -keys))
 
     def posenc_sample(self, length: int) -> tuple[int, int, Plan, dict[str, Any]]:
-        no_padding = zeros_beside(self.dense.weight, 0)
+        no_padding = zeros_beside(self.dense, 0)
         return self.num_heads, self.head_dim, self.posenc_plan(Positions(length), no_padding), {"causal": True}
 
     def forward(
@@ -115,7 +115,7 @@ class MptAttention(Sloped, modeling_mpt.MptAttention):
         return Plan(positions, scale=self.softmax_scale, slopes=self.posenc_slope(device))
 
     def posenc_sample(self, length: int) -> tuple[int, int, Plan, dict[str, Any]]:
-        plan = self.posenc_plan(Positions(length), self.out_proj.weight.device)
+        plan = self.posenc_plan(Positions(length), zeros_beside(self.out_proj, 0).device)
         return self.n_heads, self.head_dim, plan, {"causal": True}
 
     def forward(self, hidden_states, position_bias, past_key_values=None, attention_mask=None, **kwargs):

@@ -34,6 +34,10 @@ class GridTable(Part):
         if interpolate_pos_encoding or window != tuple(self.window_size) or window[0] != window[1]:
             return super().forward(window_size, interpolate_pos_encoding, dim_size)
         table = self.relative_position_bias_table
+        if not blocks.on_cpu(table) and not (torch.is_grad_enabled() and table.requires_grad):
+            return super().forward(
+                window_size
+            )  # a GPU gathers rows faster than columns; their gradient is what takes long there
 
         def make() -> Tensor:
             return blocks.read_table(table, self.generate_relative_position_index(window).to(table.device))

@@ -114,8 +114,8 @@ class Conformer(InterfaceLayer):
 
     @classmethod
     def sample(cls, module, length):
-        weight = module.linear_q.weight
-        make = cls.plan_of(module, zeros_beside(weight, 1, 2 * length - 1, weight.shape[1]), None, weight, {})
+        waves = zeros_beside(module.linear_q, 1, 2 * length - 1, module.linear_q.in_features)
+        make = cls.plan_of(module, waves, None, waves, {})
         positions = Positions(length)
         return module.num_heads, module.head_size, Plan(positions) if make is None else make(positions), {}
 

@@ -29,7 +29,7 @@ class CpmAntAttention(Layer, modeling_cpmant.CpmAntAttention):
     }
 
     def posenc_sample(self, length: int) -> tuple[int, int, Plan, dict[str, Any]]:
-        mask = zeros_beside(self.project_q.weight, 1, self.num_heads, length, length)
+        mask = zeros_beside(self.project_q, 1, self.num_heads, length, length)
         return self.num_heads, self.dim_head, Plan(Positions(length)), {"mask": mask}
 
     def forward(
@@ -68,8 +68,10 @@ class CpmAntEncoder(Part, modeling_cpmant.CpmAntEncoder):
             masks.log_dense()
         else:
             # a query that sees nothing has the lowest number for each key: kernels may give NaN where all are -inf
-            visible, lowest = attention_mask[:, None].bool(), torch.finfo(position_bias.dtype).min
-            hidden = torch.where(visible.any(-1, keepdim=True), -float("inf"), lowest).to(position_bias.dtype)
+            visible = attention_mask[:, None].bool()
+            sees = visible.any(-1, keepdim=True)
+            lowest = position_bias.new_full(sees.shape, torch.finfo(position_bias.dtype).min)
+            hidden = lowest.masked_fill(sees, -float("inf"))
             position_bias = torch.where(visible, position_bias, hidden)
             attention_mask = None
         return super().forward(hidden_states, attention_mask, position_bias, output_attentions, *args, **kwargs)

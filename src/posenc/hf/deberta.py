@@ -53,16 +53,18 @@ class Disentangled(Layer):
         terms = self.pos_att_type
         k_r = q_r = rows = None
         if table is not None and self.relative_attention:
-            table, rows = self.posenc_rows(self.pos_dropout(table), length)
+            some, rows = self.posenc_rows(length)
             key, query = self.posenc_projections()
             projections = {name: by for name, by in (("c2p", key), ("p2c", query)) if name in terms}
-            projected = project_heads(table, tuple(projections.values()), self.num_attention_heads)
+            projected = project_heads(
+                self.pos_dropout(table), tuple(projections.values()), self.num_attention_heads, some
+            )
             k_r, q_r = map(dict(zip(projections, projected, strict=True)).get, ("c2p", "p2c"))
         return plan_disentangled(positions, self.attention_head_size, len(terms), rows, k_r, q_r)
 
-    def posenc_rows(self, table: Tensor, length: int) -> tuple[Tensor, Index]:
+    def posenc_rows(self, length: int) -> tuple[slice, Index]:
         """The table's rows that a length needs, and their index."""
-        return table[: self.posenc_index.n], self.posenc_index
+        return slice(self.posenc_index.n), self.posenc_index
 
     def posenc_projections(self):
         """The modules that project the table to K_r and to Q_r."""
@@ -72,10 +74,10 @@ class Disentangled(Layer):
         raise NotImplementedError
 
     def posenc_sample(self, length: int) -> tuple[int, int, Plan, dict[str, Any]]:
-        weight = (self.in_proj if hasattr(self, "in_proj") else self.query_proj).weight
+        linear = self.in_proj if hasattr(self, "in_proj") else self.query_proj
         table = None
         if self.relative_attention:
-            table = zeros_beside(weight, 2 * self.max_relative_positions, weight.shape[1])
+            table = zeros_beside(linear, 2 * self.max_relative_positions, linear.in_features)
         plan = self.posenc_plan(Positions(length), length, table)
         return self.num_attention_heads, self.attention_head_size, plan, {}
 
@@ -127,12 +129,12 @@ class DebertaSelfAttention(Disentangled, modeling_deberta.DisentangledSelfAttent
         head = (self.num_attention_heads, 1, self.attention_head_size)
         return q + self.q_bias.view(head), k, v + self.v_bias.view(head)
 
-    def posenc_rows(self, table, length):
+    def posenc_rows(self, length):
         most = self.max_relative_positions
         span = min(length, most)
         if span == most:
-            return table, self.posenc_index
-        return table[most - span : most + span], index.deberta_buckets(span)
+            return slice(None), self.posenc_index
+        return slice(most - span, most + span), index.deberta_buckets(span)
 
     def posenc_projections(self):
         return getattr(self, "pos_proj", None), getattr(self, "pos_q_proj", None)

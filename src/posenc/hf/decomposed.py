@@ -39,7 +39,7 @@ class Decomposed(Layer):
         return self.dropout
 
     def posenc_plan(self, grid: tuple[int, int]) -> Plan:
-        tokens = torch.arange(grid[0] * grid[1], device=self.qkv.weight.device)
+        tokens = torch.arange(grid[0] * grid[1], device=self.rel_pos_h.device)
         rows, columns = tokens // grid[1], tokens % grid[1]
         reach = grid[0] - 1
         at = Positions(rows, rows, reach=(-reach, reach), more=[(columns, columns, (0, grid[1] - 1))])
@@ -54,7 +54,7 @@ class Decomposed(Layer):
     def posenc_sample(self, length: int) -> tuple[int, int, Plan, dict[str, Any]]:
         heads, side = self.posenc_heads(), max(1, int(length**0.5))
         plan = self.posenc_plan((side, side)) if self.posenc_has_positions() else Plan(Positions(side * side))
-        return heads, self.qkv.weight.shape[1] // heads, plan, {}
+        return heads, self.qkv.in_features // heads, plan, {}
 
     def posenc_attend(self, states: Tensor) -> Tensor:
         """[B, rows, columns, channels] -> the same."""

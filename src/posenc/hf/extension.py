@@ -29,7 +29,7 @@ from ..encodings.rope import convert as rotary
 from ..encodings.rope.configs import read
 from ..encodings.rope.scaling import LongRoPE, Proportional, Scaling
 from .layer import log_once
-from .swap import Model, UnsupportedModel
+from .swap import Model, UnsupportedModel, require_model
 from .unrotated import UNROTATED, CosSin, GPTJAttention
 
 KEPT = ("partial_rotary_factor", "mrope_section", "mrope_interleaved")
@@ -72,13 +72,15 @@ def extend(model: Model, scaling: Scaling | None, *, max_length: int | None = No
     The configuration gets transformers' own fields for the scaling. `restore` undoes both. Everything is checked before
     anything is changed.
 
-    Raises UnsupportedModel for a model without such a rotation and for a scaling that its configuration cannot express.
+    Raises UnsupportedModel for a model without such a rotation and for a scaling that its configuration cannot express, TypeError
+    for what is no model.
 
         >>> from transformers import LlamaConfig, LlamaModel
         >>> model = LlamaModel(LlamaConfig(vocab_size=50, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=4))
         >>> posenc.hf.extend(model, posenc.scaling.YaRN(factor=4.0, original=2048)).config.max_position_embeddings
         8192
     """
+    require_model(model)
     if any("posenc_before" in module.__dict__ for module in model.modules()):
         raise UnsupportedModel("this model is already extended; call posenc.hf.restore(model) first")
     original = getattr(scaling, "original", 1)

@@ -19,7 +19,7 @@ from .. import Plan, Positions
 from . import masks, rules
 from .family import Family, scatter, tiny_text
 from .interface import nothing_padded
-from .layer import Layer, Part
+from .layer import Layer, Part, zeros_beside
 
 SHORT, SHORT_TRAINED = 41.0, 8.0
 """The original is faster up to 1024 tokens on a CPU, rules.BIASED times 41, and with gradients up to 452; 32 heads, ms of a layer:
@@ -51,7 +51,7 @@ class FalconAttention(Layer, modeling_falcon.FalconAttention):
         return Plan(positions, scale=self.inv_norm_factor, decay=(zeros, -keys))
 
     def posenc_sample(self, length: int) -> tuple[int, int, Plan, dict[str, Any]]:
-        keys = self.dense.weight.new_zeros(1, self.num_heads, length)
+        keys = zeros_beside(self.dense, 1, self.num_heads, length)
         return self.num_heads, self.head_dim, self.posenc_plan(Positions(length), keys), {"causal": True}
 
     def forward(

@@ -91,7 +91,7 @@ class Layer(InterfaceLayer):
 
     @staticmethod
     def sample(module, length):
-        states = zeros_beside(module.q_proj.weight, 1, module.num_heads, length, module.config.d_rel)
+        states = zeros_beside(module.q_proj, 1, module.num_heads, length, module.config.d_rel)
         plan = plan_bank(
             Positions(length), module.posenc_index, states, module.rel_logits_proj.proj, module.scaling, None
         )

@@ -6,6 +6,7 @@ state_dict, deepcopy, pickle and training work as before, and changing the class
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -134,10 +135,16 @@ def split(projected: Tensor, size: int) -> Tensor:
     return projected.unflatten(-1, (-1, size)).transpose(1, 2)
 
 
-def zeros_beside(weight: Tensor, *shape: int) -> Tensor:
-    """Zeros on a weight's device in the dtype that it computes in; quantised weights have no new_zeros."""
-    dtype = weight.dtype if weight.dtype.is_floating_point else torch.get_default_dtype()
-    return torch.zeros(shape, dtype=dtype, device=weight.device)
+def zeros_beside(linear: nn.Module, *shape: int) -> Tensor:
+    """Zeros on a linear layer's device in the dtype that it computes in. Quantised weights have no new_zeros, and PyTorch's own
+    quantised layers have a method in place of the weight and no parameters."""
+    found = getattr(linear, "weight", None)
+    if not isinstance(found, Tensor):
+        found = found() if callable(found) else next(itertools.chain(linear.parameters(), linear.buffers()), None)
+    if found is None:
+        return torch.zeros(shape)
+    dtype = found.dtype if found.dtype.is_floating_point else torch.get_default_dtype()
+    return torch.zeros(shape, dtype=dtype, device=found.device)
 
 
 _logged: set[str] = set()

@@ -25,7 +25,7 @@ from ..core.tables import expand_table
 from . import masks
 from .family import Family, scatter, variants
 from .interface import Mask
-from .layer import Layer, Part, split
+from .layer import Layer, Part, split, zeros_beside
 
 
 class Boxes(Layer):
@@ -34,8 +34,8 @@ class Boxes(Layer):
     relies_on = {"forward": ("hidden_states", "attention_mask", "rel_pos", "rel_2d_pos")}
 
     def posenc_sample(self, length: int) -> tuple[int, int, Plan, dict[str, Any]]:
-        weight = (self.qkv_linear if getattr(self, "fast_qkv", False) else self.query).weight
-        mask = torch.zeros(1, self.num_attention_heads, length, length, dtype=weight.dtype, device=weight.device)
+        linear = self.qkv_linear if getattr(self, "fast_qkv", False) else self.query
+        mask = zeros_beside(linear, 1, self.num_attention_heads, length, length)
         return self.num_attention_heads, self.attention_head_size, Plan(Positions(length)), {"mask": mask}
 
     def posenc_projected(self, states: Tensor) -> tuple[Tensor, ...]:

@@ -53,7 +53,7 @@ class Windowed(Layer):
         return plan_bias(positions, index=self.posenc_index, bias=bias, scale=1.0)
 
     def posenc_sample(self, length: int) -> tuple[int, int, Plan, dict[str, Any]]:
-        bias = zeros_beside(self.q.weight, self.n_heads, self.posenc_index.span)
+        bias = zeros_beside(self.q, self.n_heads, self.posenc_index.span)
         plan = self.posenc_plan(Positions(length), bias)
         return self.n_heads, self.key_value_proj_dim, plan, {"window": self.block_len - 1}
 

@@ -32,7 +32,7 @@ class MPNetSelfAttention(Layer, modeling_mpnet.MPNetSelfAttention):
         return Plan(Positions(length), lookups=lookups)
 
     def posenc_sample(self, length: int) -> tuple[int, int, Plan, dict[str, Any]]:
-        table = zeros_beside(self.q.weight, 32, self.num_attention_heads)
+        table = zeros_beside(self.q, 32, self.num_attention_heads)
         return self.num_attention_heads, self.attention_head_size, self.posenc_plan(length, table), {}
 
     def forward(self, hidden_states, attention_mask=None, position_bias=None, output_attentions=False, **kwargs):

@@ -44,7 +44,7 @@ class FastSpeech2ConformerAttention(Layer, modeling_fastspeech2_conformer.FastSp
         return plan_waves(Positions(length), table, self.pos_bias_u, self.pos_bias_v, self.head_dim**-0.5)
 
     def posenc_sample(self, length: int) -> tuple[int, int, Plan, dict[str, Any]]:
-        waves = zeros_beside(self.linear_q.weight, 2 * length - 1, self.hidden_size)
+        waves = zeros_beside(self.linear_q, 2 * length - 1, self.hidden_size)
         return self.num_heads, self.head_dim, self.posenc_plan(length, waves), {}
 
     def forward(self, hidden_states, attention_mask=None, pos_emb=None, output_attentions=False):
@@ -118,8 +118,8 @@ class Parakeet(InterfaceLayer):
 
     @staticmethod
     def sample(module, length):
-        weight = module.q_proj.weight
-        made = plan(Positions(length), module=module, waves=zeros_beside(weight, 1, 2 * length - 1, weight.shape[1]))
+        waves = zeros_beside(module.q_proj, 1, 2 * length - 1, module.q_proj.in_features)
+        made = plan(Positions(length), module=module, waves=waves)
         return module.config.num_attention_heads, module.head_dim, made, {}
 
 

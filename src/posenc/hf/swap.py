@@ -34,6 +34,21 @@ class UnsupportedModel(ValueError):
     """
 
 
+def require_model(model: Any) -> None:
+    """Raise a TypeError for what is no loaded model."""
+    if isinstance(model, nn.Module):
+        return
+    kind = f"the class {model.__name__}" if isinstance(model, type) else f"an object of class {type(model).__name__}"
+    inner = getattr(model, "model", None)
+    if isinstance(model, str):
+        hint = f"load it: AutoModel.from_pretrained({model!r})"
+    elif isinstance(inner, nn.Module):
+        hint = "give its model, .model"
+    else:
+        hint = "load one with from_pretrained"
+    raise TypeError(f"model must be a loaded model, a torch.nn.Module, got {kind}; {hint}")
+
+
 def accelerate(
     model: Model, *, engine: str = "auto", context_parallel: Any = None, strategy: str | None = None,
     verify: bool = False,
@@ -56,7 +71,7 @@ def accelerate(
     The first use of a family in a process compares a tiny random model of it with the original. A family whose check fails
     is refused, with what changed; no version of transformers is.
 
-    Raises UnsupportedModel for a model without such attention, and changes nothing then.
+    Raises UnsupportedModel for a model without such attention, and changes nothing then; TypeError for what is no model.
 
         >>> from transformers import T5Config, T5EncoderModel
         >>> model = T5EncoderModel(T5Config(num_layers=1, d_model=32, d_kv=8, num_heads=4, d_ff=32, vocab_size=50)).eval()
@@ -64,6 +79,7 @@ def accelerate(
         >>> model(torch.zeros(1, 7, dtype=torch.long)).last_hidden_state.shape  # [B, L, d_model]
         torch.Size([1, 7, 32])
     """
+    require_model(model)
     if engine != "auto" and engine not in ENGINES:
         raise ValueError(f"engine={engine!r} is unknown; use 'auto' or one of {', '.join(map(repr, ENGINES))}")
     context = None
@@ -203,13 +219,14 @@ def _refuse_labels(model: Any, args: tuple, kwargs: dict[str, Any]):
 def restore(model: Model) -> Model:
     """Undo `accelerate` and `extend`; returns the same model.
 
-    Raises nothing: a model that was not changed stays as it is.
+    Raises TypeError for what is no model; one that was not changed stays as it is.
 
         >>> from transformers import T5Config, T5EncoderModel
         >>> model = T5EncoderModel(T5Config(num_layers=1, d_model=32, d_kv=8, num_heads=4, d_ff=32, vocab_size=50))
         >>> posenc.hf.restore(posenc.hf.accelerate(model)) is model
         True
     """
+    require_model(model)
     if any("posenc_before" in module.__dict__ for module in model.modules()):
         importlib.import_module("posenc.hf.extension").undo(model)
     for config, implementation in model.__dict__.get("posenc_implementations", ()):
@@ -259,13 +276,14 @@ class Report:
 def report(model: nn.Module, *, length: int = 512) -> Report:
     """Which layers run on posenc, by which way, and which engine would run each on inputs of this length.
 
-    Raises nothing: where nothing is swapped, the report says so.
+    Raises TypeError for what is no model; where nothing is swapped, the report says so.
 
         >>> from transformers import T5Config, T5EncoderModel
         >>> model = T5EncoderModel(T5Config(num_layers=2, d_model=32, d_kv=8, num_heads=4, d_ff=32, vocab_size=50))
         >>> len(posenc.hf.report(posenc.hf.accelerate(model)).layers)
         2
     """
+    require_model(model)
     result = Report(type(model).__name__)
     for name, module in model.named_modules():
         own = module.__dict__
@@ -297,7 +315,9 @@ def _bound_sample(layer: type[InterfaceLayer], module: nn.Module) -> Callable[[i
 
 def _plain_sample(module: Any) -> Callable[[int], Any]:
     config = module.config
-    heads = getattr(config, "num_attention_heads", None) or 1
+    heads = getattr(module, "num_attention_heads", None) or getattr(module, "num_heads", None)
+    heads = heads or getattr(config, "num_attention_heads", None) or 1
+    heads = heads if isinstance(heads, int) else 1  # Swin's configuration has a list of them, one for each stage
     size = getattr(module, "head_dim", None) or getattr(config, "hidden_size", 64) // heads
     causal = bool(getattr(module, "is_causal", False))
     return lambda length: (heads, size, Plan(Positions(length)), {"causal": causal})
@@ -306,12 +326,11 @@ def _plain_sample(module: Any) -> Callable[[int], Any]:
 def _engine(module: nn.Module, engine: str, sample: Callable[[int], Any], length: int) -> str:
     if engine != "auto":
         return engine
-    weight = next(module.parameters())
     own = getattr(module.__dict__.get("posenc_part", type(module)), "on_cpu", None)
-    if own is not None and weight.device.type == "cpu":
+    if own is not None and zeros_beside(module, 0).is_cpu:
         return own
     heads, size, plan, options = sample(length)
-    q = zeros_beside(weight, 1, heads, plan.positions.q_length, size)
+    q = zeros_beside(module, 1, heads, plan.positions.q_length, size)
     return explain(q, q, q, plan, **options).engine
 
 

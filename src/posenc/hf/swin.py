@@ -20,13 +20,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
+from torch.nn.functional import normalize, scaled_dot_product_attention
 
 from .. import Index, Lookup, Plan, Positions
 from ..encodings.grid.positions import flatten, reach_of
 from ..nn import blocks
 from .family import Family, InterfaceLayer, scatter, variants
 from .layer import Layer, split
+
+ALL = slice(None)
 
 
 def plan_window(table: Tensor, window: tuple[int, int], scale: float) -> Plan:
@@ -43,6 +45,12 @@ def attend_window(
     """mask: [windows of an image, L, L], added to the scores; q, k and v are [B * windows, H, L, D].
     tables: the parameters that table() is made of; index: int64, its row for each pair."""
     length = q.shape[2]
+    if blocks.is_auto(module) and not blocks.on_cpu(q):  # a window is too small for an engine on a GPU
+        bias = blocks.read_table(table(), index.view(length, length))
+        bias = blocks.add_window_mask(slice(0, q.shape[0]), ALL, bias, mask)
+        dropout = dropout if module.training else 0.0
+        out = scaled_dot_product_attention(q, k, v, bias.to(q.dtype), dropout, scale=scale)
+        return out.transpose(1, 2).flatten(2)
     bias = blocks.keep(
         module, (q.dtype, length), tables, lambda: blocks.read_table(table(), index.view(length, length)).to(q.dtype)
     )
@@ -50,7 +58,7 @@ def attend_window(
     return blocks.run(
         module, q, k, v, blocks.add_window_mask, tensors, lambda: plan_window(table(), window, scale),
         lambda: {} if mask is None else {"mask": mask.repeat(q.shape[0] // len(mask), 1, 1)[:, None]},
-        scale=scale, dropout=dropout, plain_gradients=True, is_small=True,
+        scale=scale, dropout=dropout, plain_gradients=True,
     )  # fmt: skip
 
 

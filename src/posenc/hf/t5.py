@@ -69,7 +69,7 @@ def before_layer(module: Any, args: tuple, kwargs: dict[str, Any]):
     """Cross-attention: an empty bias in place of the zeros."""
     crosses = kwargs.get("key_value_states") is not None
     if crosses and kwargs.get("position_bias") is None and module.config._attn_implementation == "posenc":
-        kwargs = {**kwargs, "position_bias": zeros_beside(module.q.weight, module.n_heads, 0)}
+        kwargs = {**kwargs, "position_bias": zeros_beside(module.q, module.n_heads, 0)}
         if module.training:
             kwargs["position_bias"].requires_grad_()  # reentrant checkpointing: as the original's zeros
     return args, kwargs
@@ -115,7 +115,7 @@ class Bucketed(InterfaceLayer):
 
     @staticmethod
     def sample(module, length):
-        bias = zeros_beside(module.q.weight, module.n_heads, 0 if crosses(module) else module.posenc_index.span)
+        bias = zeros_beside(module.q, module.n_heads, 0 if crosses(module) else module.posenc_index.span)
         plan = plan_bias(Positions(length), index=module.posenc_index, bias=bias, scale=module.scaling)
         return module.n_heads, module.key_value_proj_dim, plan, {"causal": module.is_causal}
 

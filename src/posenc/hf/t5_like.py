@@ -15,6 +15,7 @@ from .. import Positions
 from ..core import index
 from .family import Family, scatter, tiny_text, variants
 from .interface import Mask
+from .layer import zeros_beside
 from .t5 import T5Attention, before_layer, plan_bias
 
 
@@ -48,7 +49,7 @@ class Switch(T5Attention):
 def before_pix2struct(module: Any, args: tuple, kwargs: dict[str, Any]):
     crosses = kwargs.get("key_value_states") is not None
     if crosses and kwargs.get("position_bias") is None and module.config._attn_implementation == "posenc":
-        empty = module.query.weight.new_zeros(module.n_heads, 0)
+        empty = zeros_beside(module.query, module.n_heads, 0)
         kwargs = {**kwargs, "position_bias": empty.requires_grad_(module.training)}
     return args, kwargs
 
@@ -68,7 +69,7 @@ class Pix2Struct(T5Attention):
     @staticmethod
     def sample(module, length):
         crosses = not module.is_causal
-        bias = module.query.weight.new_zeros(module.n_heads, 0 if crosses else module.posenc_index.span)
+        bias = zeros_beside(module.query, module.n_heads, 0 if crosses else module.posenc_index.span)
         plan = plan_bias(Positions(length), index=module.posenc_index, bias=bias, scale=module.scaling)
         return module.n_heads, module.key_value_proj_dim, plan, {"causal": not crosses}
 

@@ -65,7 +65,7 @@ class Unrotated(Layer):
         return self.scaling, self.attention_dropout
 
     def posenc_sample(self, length: int) -> tuple[int, int, Any, dict[str, Any]]:
-        q, _, _ = self.posenc_qkv(zeros_beside(next(self.parameters()), 1, 1, self.config.hidden_size))
+        q, _, _ = self.posenc_qkv(zeros_beside(self, 1, 1, self.config.hidden_size))
         return q.shape[1], q.shape[3], RoPE(head_dim=q.shape[3]).plan(Positions(length)), {"causal": True}
 
     def posenc_attend(self, states: Tensor, rope: RoPE, positions: Tensor, mask, cache, kwargs: dict[str, Any]):

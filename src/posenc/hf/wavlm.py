@@ -4,7 +4,8 @@
 
 WavLMAttention (modeling_wavlm.py 112-276 of transformers 5.22) calls no interface, but F.multi_head_attention_forward, which
 keeps the probabilities of all heads and averages them. It makes the bias [B * H, L, L] in the first layer, which hands it to the
-others, and its gated copy in every layer. Here the bias of each distance travels, [H, 2 L - 1].
+others, and its gated copy in every layer. Here the bias of each distance travels, [H, 2 L - 1]. The original multiplies with the
+weights of its projections, so that adapters around them (LoRA) have no effect before they are merged; here the projections are called.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ..core import index
 from ..core.tables import expand_table
 from ..nn import blocks
 from .family import Family, scatter, variants
-from .layer import Layer, split
+from .layer import Layer, split, zeros_beside
 
 FEW = 192
 """Frames, 4 seconds, up to which blocks are not faster in training."""
@@ -43,8 +44,10 @@ class Gated(Layer):
         return Plan(Positions(length), lookups=(lookup,), scale=self.scaling)
 
     def posenc_sample(self, length: int) -> tuple[int, int, Plan, dict[str, Any]]:
-        weight = self.q_proj.weight
-        bias, gate = weight.new_zeros(self.num_heads, 2 * length - 1), weight.new_ones(1, self.num_heads, length, 1)
+        bias, gate = (
+            zeros_beside(self.q_proj, *shape)
+            for shape in ((self.num_heads, 2 * length - 1), (1, self.num_heads, length, 1))
+        )
         return self.num_heads, self.head_dim, self.posenc_plan(bias, gate), {}
 
     def posenc_gate(self, states: Tensor) -> Tensor:

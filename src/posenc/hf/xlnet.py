@@ -13,7 +13,7 @@ the batch has distances of the other sign, hence its own table.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -38,6 +38,29 @@ class Call(NoAttentions):
     segments: Tensor | None = None  # [B, qlen]
     bounds: tuple[int, int] = FEW  # the lowest and the highest segment, memory's 0 among them
     two_ways: bool = False  # bi_data
+    made: dict[str, Tensor] = field(default_factory=dict)
+
+    def hidden_keys(self) -> Tensor | None:
+        """bool [B, 1, 1, klen]"""
+        return None if self.key_mask is None else ~self.key_mask[:, None, None]
+
+    def hidden_from_content(self, length: int) -> Tensor | None:
+        """bool [B, 1, qlen, klen], made once for all layers: every token sees itself."""
+        if self.key_mask is None:
+            return None
+        if "hidden" not in self.made:
+            at = torch.arange(self.key_mask.shape[1], device=self.key_mask.device)
+            self.made["hidden"] = ~self.key_mask[:, None, None] & (at[at.shape[0] - length :, None] != at)
+        return self.made["hidden"]
+
+    def same_segments(self, keys: int) -> Tensor:
+        """bool [B, 1, qlen, klen], made once for all layers; memories have segment 0."""
+        assert self.segments is not None
+        if "same" not in self.made:
+            memory = self.segments.new_zeros(self.segments.shape[0], keys - self.segments.shape[1])
+            both = torch.cat((memory, self.segments), dim=1)
+            self.made["same"] = (self.segments[:, :, None] == both[:, None])[:, None]
+        return self.made["same"]
 
     def half(self, number: int) -> Call:
         key_mask, segments = (None if x is None else x.chunk(2)[number] for x in (self.key_mask, self.segments))
@@ -132,24 +155,20 @@ class XLNetRelativeAttention(Layer, modeling_xlnet.XLNetRelativeAttention):
     ) -> Tensor:
         """The same by PyTorch's attention with the terms as a dense bias, for short texts on a GPU."""
         length, keys = q.shape[2], k.shape[2]
-        terms = (q + self.r_r_bias[:, None]) @ table.permute(1, 2, 0)  # by row of the table, i - j = klen first
-        terms = nn.functional.pad(terms, (0, length + keys - terms.shape[3]))  # "uni": only masked pairs read these
+        terms = (q + self.r_r_bias[:, None]) @ (table * self.scale).permute(1, 2, 0)  # by row, i - j = klen first
+        if terms.shape[3] < length + keys:  # "uni": only masked pairs read what is added
+            terms = nn.functional.pad(terms, (0, length + keys - terms.shape[3]))
         terms = terms.view(*q.shape[:2], -1, length)[:, :, 1:].reshape(*q.shape[:2], length, -1)[..., :keys]
         if call.segments is not None:
-            same, other = ((q + self.r_s_bias[:, None]) @ self.seg_embed.permute(1, 2, 0)).chunk(2, -1)
-            memory = call.segments.new_zeros(call.segments.shape[0], keys - length)
-            key_segments = torch.cat((memory, call.segments), dim=1)
-            terms = terms + torch.where((call.segments[:, :, None] == key_segments[:, None])[:, None], same, other)
-        bias = terms * self.scale
-        if call.key_mask is not None:
-            visible = call.key_mask[:, None, None]
-            if content:
-                at = torch.arange(keys, device=q.device)
-                visible = visible | (at[keys - length :, None] == at)
-            mask = visible if mask is None else mask & visible
-        if mask is not None:  # the first token of a permutation has no visible key, and gives a mean
-            bias = bias.masked_fill(~mask, torch.finfo(bias.dtype).min)
-        out = self.posenc_run_dense(q + self.r_w_bias[:, None], k, v, bias, self.scale, self.dropout.p)
+            scores = (q + self.r_s_bias[:, None]) @ (self.seg_embed * self.scale).permute(1, 2, 0)
+            same, other = scores.chunk(2, -1)
+            terms = terms + torch.where(call.same_segments(keys), same, other)
+        hidden = call.hidden_from_content(length) if content else call.hidden_keys()
+        if mask is not None:
+            hidden = ~mask if hidden is None else hidden | ~mask
+        if hidden is not None:  # the first token of a permutation has no visible key, and gives a mean
+            terms = terms.masked_fill(hidden, torch.finfo(terms.dtype).min)
+        out = self.posenc_run_dense(q + self.r_w_bias[:, None], k, v, terms, self.scale, self.dropout.p)
         return out.unflatten(-1, (self.n_head, self.d_head)).transpose(0, 1)
 
     def posenc_own(self, q: Tensor, k: Tensor, v: Tensor, here: Tensor, call: Call) -> tuple[Tensor, Tensor]:

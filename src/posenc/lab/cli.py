@@ -60,7 +60,7 @@ def compare(arguments: list[str]) -> int:
             raise LabError(f"--{name} {getattr(given, name)} must be at least 1")
     encodings = tuple(spec.normalise(text) for text in given.encodings or ())
     for encoding in encodings:
-        spec.check(encoding)
+        spec.check(encoding, own_attention=True)
     if given.throughput:
         _announce(words, "compare", "--throughput")
         from . import throughput

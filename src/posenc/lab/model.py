@@ -1,4 +1,4 @@
-"""One small transformer: pre-norm blocks of posenc.Attention and an MLP. Only the positional encoding varies.
+"""One small transformer: pre-norm blocks of attention and an MLP. Only the positional encoding varies.
 
 tokens ─ embedding ─(+ absolute position)─ [ x + attention(norm(x)) ─ x + mlp(norm(x)) ] × layers ─ norm ─ logits
 """
@@ -55,27 +55,12 @@ class Transformer(nn.Module):
         self.width, self.causal = width, causal
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            each = build_encoding.build(
-                encoding, width=width, heads=heads, layers=layers, causal=causal, longest=longest
-            )
-            absolute = type(each[0]).embed is not posenc.Encoding.embed
             # absolute positions enter once, at the input
-            self.encoding = each[0] if absolute else None
+            self.encoding, attention = build_encoding.build_attention(
+                encoding, width=width, heads=heads, layers=layers, causal=causal, longest=longest, engine=engine, context=context
+            )  # fmt: skip
             self.embedding = nn.Embedding(vocabulary, width)
-            self.blocks = nn.ModuleList(
-                Block(
-                    posenc.Attention(
-                        width,
-                        heads,
-                        encoding=None if absolute else each[n],
-                        causal=causal,
-                        engine=engine,
-                        context_parallel=context,
-                    ),
-                    width,
-                )
-                for n in range(layers)
-            )
+            self.blocks = nn.ModuleList(Block(one, width) for one in attention)
             self.norm = nn.LayerNorm(width, bias=False)
             self.head = nn.Linear(width, vocabulary, bias=False)
         self.reset(seed)

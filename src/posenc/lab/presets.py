@@ -130,13 +130,13 @@ class Experiment:
             if t.sliding and task.needs_text and not t.sliding <= min(t.test):
                 raise LabError(f"sliding={t.sliding} must be at most the shortest test size, {min(t.test)}")
             try:
-                sizes = {"width": t.width, "heads": t.heads, "longest": task.length(t.train)}
+                sizes: dict[str, Any] = {"width": t.width, "heads": t.heads, "longest": task.length(t.train)}
             except (ValueError, TypeError, RuntimeError) as error:
                 raise LabError(f"task {t.task} of size {t.train}: {error}") from None
             for encoding in t.encodings:
                 trained, extension = spec.split_extension(encoding)
                 try:
-                    build_encoding.build(trained, layers=1, causal=task.causal, **sizes)
+                    build_encoding.build_attention(trained, layers=1, causal=task.causal, **sizes)
                     if extension:
                         build_encoding.build_extended(trained, extension, **sizes)
                 except OptionError:  # its message is complete

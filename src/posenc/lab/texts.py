@@ -31,11 +31,11 @@ class Words:
         """The sentence about several names, or its form for one: the key with " 1"."""
         return self(f"{key} 1" if len(names) == 1 else key, names=self.names(names), **values)
 
-    def names(self, names: Sequence[str], between: str = "and") -> str:
+    def names(self, names: Sequence[str]) -> str:
         """a, b and c."""
         if len(names) < 2:
             return "".join(names)
-        return self("comma").join(names[:-1]) + self(between) + names[-1]
+        return self("comma").join(names[:-1]) + self("and") + names[-1]
 
     def join(self, *sentences: str) -> str:
         return self("space").join(sentence for sentence in sentences if sentence)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ..core.encoding import Encoding, Kept
 from ..core.formulas import head_size
+from ..core.mask import make_window
 from ..core.options import require_number
 from ..core.plan import Plan
 from ..core.positions import Positions
@@ -38,8 +39,11 @@ class Attention(nn.Module):
                cross-attention needs a layer that is not causal.
                Absolute encodings are added to this layer's input; in a stack add them once, with `encoding.embed`.
     kv_heads   fewer key heads than query heads (grouped queries)
+    head_dim   channels of a head; None: d_model / heads
     causal     later keys are masked; in cross-attention the whole context is visible
     window     keys at most this many slots away: n, or (left, right)
+    dropout    of the probabilities, in training mode
+    bias       of the projections of queries, keys and values, and of the output unless out_bias is given
     engine     "auto", or one engine by name
     context_parallel  mesh["cp"], or a posenc.parallel.ContextParallel: x is this rank's part of the sequence, cut by
                posenc.parallel.split_sequence; positions, key_mask and documents too. For training and prefill: no cache
@@ -77,6 +81,8 @@ class Attention(nn.Module):
             raise ValueError(f"heads={heads} must be a multiple of kv_heads={kv_heads}")
         head_dim = head_size(d_model, heads, head_dim)
         require_number("dropout", dropout, least=0.0, below=1.0)
+        if window is not None:
+            make_window(window)
         if isinstance(encoding, str):
             options: dict[str, Any] = causal_options(encoding) if causal else {}
             if kv_heads != heads and "kv_heads" in options_of(

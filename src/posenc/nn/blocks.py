@@ -48,16 +48,14 @@ def in_blocks(module: Any, q: Tensor) -> bool:
 def run(
     module: Any, q: Tensor, k: Tensor, v: Tensor, make: MakeBias, tensors: tuple[Tensor, ...], plan: Callable[[], Plan],
     options: Callable[[], dict[str, Any]], *, scale: float, dropout: float = 0.0, plain_gradients: bool = False, by_query: int = 0,
-    is_small: bool = False,
 ) -> Tensor:  # fmt: skip
     """[B, H, L, D] -> [B, L, H * D]: in blocks on a CPU, elsewhere and with a named engine by `attend`.
 
-    `make` and `tensors` are the whole bias, masks included; so are `plan` and `options`. is_small: elsewhere PyTorch's attention
-    takes the whole bias, which costs less than an engine's preparation.
+    `make` and `tensors` are the whole bias, masks included; so are `plan` and `options`.
     """
     engine = module.__dict__.get("posenc_engine", "auto")
     dropout = dropout if module.training else 0.0
-    if in_blocks(module, q) or (is_small and is_auto(module)):
+    if in_blocks(module, q):
         out = attend_blocks(
             q, k, v, make, tensors, scale=scale, dropout=dropout, plain_gradients=plain_gradients, by_query=by_query
         )
@@ -178,7 +176,7 @@ def add_window_mask(images: slice, rows: slice, bias: Tensor, mask: Tensor | Non
     if mask is None:
         return bias
     if not on_cpu(bias):  # all windows of some images: no index to make
-        return (bias + mask[:, None, rows]).repeat(images.stop // len(mask), 1, 1, 1)
+        return (bias + mask[:, None, rows])[None].expand(images.stop // len(mask), -1, -1, -1, -1).flatten(0, 1)
     return bias + mask[torch.arange(images.start, images.stop, device=mask.device) % len(mask), None, rows]
 
 

@@ -171,12 +171,12 @@ def _head_dim_of(encoding: Encoding) -> int:
     return 64
 
 
-def sample_positions(length: int, most: int | None = None, start: int = 0) -> Tensor:
+def sample_positions(length: int, most: int | None = None) -> Tensor:
     """0 .. length-1, or about `most` of them at even steps."""
     if length < 1:
         raise ValueError(f"length={length} must be at least 1")
     stride = 1 if most is None else max(1, math.ceil(length / most))
-    return torch.arange(start, start + length, stride)
+    return torch.arange(0, length, stride)
 
 
 def one_head(plan: Plan, head: int) -> Plan | None:

@@ -246,18 +246,16 @@ def wavelengths(
 
 
 def decomposition(
-    attention: Attention, x: Tensor, *, head: int = 0, labels: Sequence[str] | None = None, start: int = 0,
+    attention: Attention, x: Tensor, *, head: int = 0, labels: Sequence[str] | None = None,
     words: Translation = ENGLISH,
 ) -> list[Panel]:  # fmt: skip
     """A layer's scores for x [1, L, d_model] and the terms that sum to them, on one colour scale."""
     if not 0 <= head < attention.heads:
         raise ValueError(f"head {head} does not exist; the heads are 0 to {attention.heads - 1}")
-    terms = {
-        name: array(z[head]) for name, z in analysis.decomposition(attention, x, Positions((start, x.shape[1]))).items()
-    }
+    terms = {name: array(z[head]) for name, z in analysis.decomposition(attention, x, Positions(x.shape[1])).items()}
     total = np.sum(list(terms.values()), axis=0)
     limits = _around_zero(np.stack([total, *terms.values()]))
-    positions = np.arange(start, start + x.shape[1])
+    positions = np.arange(x.shape[1])
     names = None if labels is None else (labels, labels)
     titled = {words("total"): total} | {
         words("absent", term=words(name)) if not np.abs(z).max() > 0 else words(name): z for name, z in terms.items()

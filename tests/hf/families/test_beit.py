@@ -6,6 +6,7 @@ from transformers import BeitConfig, BeitModel, Data2VecVisionConfig, Data2VecVi
 
 from posenc import hf
 from posenc.hf import beit
+from posenc.nn import blocks
 from tests.hf.compare import gradients_agree, outputs_agree
 from tests.hf.harness import outcome, pairs, run_check, scatter
 from tests.hf.tiny import tiny_case
@@ -60,3 +61,22 @@ def test_the_plan_is_the_bias():
 
     wanted = 0.5 * q @ q.transpose(-1, -2) + module((4, 4))
     torch.testing.assert_close(scores(q, q, plan), wanted)
+
+
+@pytest.mark.parametrize("folder", ["beit", "data2vec"])
+def test_as_on_a_gpu(folder, monkeypatch):
+    """The bias is one for the batch, with gradients and without: on a CPU, as if it were none."""
+    model, inputs = CASES[folder].make(), CASES[folder].batch()
+    theirs, their_gradients = outcome(model, inputs)
+    hf.accelerate(model)
+    monkeypatch.setattr(blocks, "on_cpu", lambda x: False)
+    ours, our_gradients = outcome(model, inputs)
+    outputs_agree(ours, theirs)
+    gradients_agree(our_gradients, their_gradients)
+    shapes = []
+    for module in model.modules():
+        if type(module).__name__ == "BeitAttention":
+            module.register_forward_pre_hook(lambda m, a, k: shapes.append(k["attention_mask"].shape), with_kwargs=True)
+    with torch.no_grad():
+        outputs_agree(model(**inputs)[0], theirs)
+    assert all(shape[0] == 1 for shape in shapes)

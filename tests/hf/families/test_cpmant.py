@@ -46,3 +46,13 @@ def test_padding_and_attentions():
     gradients_agree(our_gradients, their_gradients)
     for a, b in zip(model(**inputs, output_attentions=True).attentions, maps, strict=True):
         torch.testing.assert_close(a, b)
+
+
+def test_padding_in_float64():
+    model, inputs = make(cpmant, "cpmant").double(), batch(cpmant, "cpmant")
+    inputs["input_ids"][1, :20] = 0
+    real = inputs["input_ids"] != 0
+    with torch.no_grad():
+        theirs = model(**inputs).last_hidden_state[real]
+        ours = hf.accelerate(model)(**inputs).last_hidden_state[real]
+    outputs_agree(ours, theirs)

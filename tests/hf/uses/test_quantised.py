@@ -1,4 +1,4 @@
-"""Linear layers of eight bits (torchao), quantised before or after `accelerate`.
+"""Linear layers of eight bits (torchao's, and PyTorch's own), quantised before or after `accelerate`.
 
 torchao lies beside the environment (Makefile): transformers would import it in every process.
 """
@@ -7,6 +7,7 @@ import copy
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,25 @@ from posenc import hf
 from tests.hf.uses.tiny import FAMILIES, inputs, logits_at_tokens, make, run_engines
 
 FOLDER = Path(sys.prefix) / "torchao"
+
+
+@pytest.mark.filterwarnings("ignore:.*deprecated")
+@pytest.mark.parametrize("accelerated_first", [True, False])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_layers_without_parameters(family, accelerated_first):
+    """torch.ao's dynamically quantised layers have a method in place of the weight."""
+    quantise = partial(torch.ao.quantization.quantize_dynamic, qconfig_spec={torch.nn.Linear}, dtype=torch.qint8)
+    exact, given = make(family), inputs(family)
+    theirs, ours = quantise(exact), copy.deepcopy(exact)
+    ours = hf.accelerate(quantise(hf.accelerate(ours) if accelerated_first else ours))
+    assert "run on posenc" in str(hf.report(ours))
+    with torch.no_grad():
+        wanted, found, true = (logits_at_tokens(family, one, given) for one in (theirs, ours, exact))
+    # activations are rounded to eight bits, and a rounding error may move one to the next number
+    assert (found - true).norm() < 2 * (wanted - true).norm()
+    hf.restore(ours)
+    with torch.no_grad():
+        assert torch.equal(logits_at_tokens(family, ours, given), wanted)
 
 
 @pytest.mark.slow

@@ -31,15 +31,19 @@ FEWEST = (
 SHORTEST_CONTENT = 2048  # keys: of shorter texts most tiles are near ones, and the other kernel's are smaller
 SMALLEST = 2.0**-40
 SHORTEST_BACKWARD = 2048  # as measured
-UNVERIFIED = (
-    "slopes",
+KEY_TERM = False  # the forward pass with content terms of queries and keys: emulated, not compared on a card
+UNVERIFIED_CONTENT = (
     "windows",
     "documents",
-    "padding with heads of 128",
-)  # the backward pass with these: emulated, not compared on a card
+    "values and padding",
+    "no term of the queries",
+    "heads of 128 with padding, keys or values",
+)  # the same with content terms
+SHORTEST_CONTENT_BACKWARD = 4096  # as measured
 CONTENT_BACKWARD = False  # the backward pass with content terms: emulated, not compared on a card
+MOST_SUMS = 1 << 27  # float32 numbers of content_backward.py's outer
 MOST = 1 << 20  # blocks of keys in the backward pass: their order is made on the host
-WIDEST_GRADIENT = 2048  # distances of a bias in the backward pass: each program keeps 128 rows of them
+WIDEST_GRADIENT = 2048  # distances of a bias in the backward pass: each program keeps 16 rows of them
 READS = {
     "q", "k", "v", "bias", "slopes", "starts", "key_mask", "key_bounds", "doc_q", "doc_k", "doc_q_keys", "doc_k_queries",
 }  # fmt: skip
@@ -76,6 +80,10 @@ def refuse_window(x: Inputs, num: Numbers, scale: float, dropout: float) -> str 
     if x.table is None:
         return "it needs a content term of the queries"
     reads = READS - {"bias", "slopes"} | {"table", "states"}
+    if x.key_table is not None and KEY_TERM:
+        if x.starts is not None or (-num.cols_hi, -num.cols_lo) != (num.rows_lo, num.rows_hi):
+            return "a content term of the keys must have the distances of the queries' term, and no start for each row"
+        reads = reads | {"key_table"}
     reason = refuse_device(x.q.device) or refuse_call(x, num, scale, dropout, reads) or refuse_slower(x, num)
     if reason is not None:
         return reason
@@ -153,13 +161,6 @@ def refuse_backward(x: Inputs, num: Numbers, scale: float, dropout: float, do: t
     reason = refuse_any_backward(x, do)
     if reason is not None:
         return reason
-    parts = {
-        "slopes": x.slopes is not None, "windows": num.left >= 0 or num.right > 0, "documents": x.doc_q is not None,
-        "padding with heads of 128": x.key_mask is not None and x.q.shape[3] == 128,
-    }  # fmt: skip
-    for part in UNVERIFIED:
-        if parts[part]:
-            return f"{part}: not compared with float64 on a card yet"
     if num.bias_hi - num.bias_lo > WIDEST_GRADIENT:
         return f"the bias spans more than {WIDEST_GRADIENT} distances"
     return refuse_device(x.q.device) or refuse_call(x, num, scale, dropout)
@@ -171,17 +172,35 @@ def refuse_content_backward(x: Inputs, num: Numbers, scale: float, dropout: floa
         return "not compared with float64 on a card yet"
     if x.table is None and x.key_table is None and x.value is None:
         return "it needs a content term"
+    is_padded, is_large = x.key_mask is not None, x.q.shape[3] == 128
+    parts = {
+        "windows": num.left >= 0 or num.right > 0, "documents": x.doc_q is not None, "values and padding": x.value is not None and is_padded,
+        "no term of the queries": x.table is None,
+        "heads of 128 with padding, keys or values": is_large and (is_padded or x.key_table is not None or x.value is not None),
+    }  # fmt: skip
+    for part in UNVERIFIED_CONTENT:
+        if parts[part]:
+            return f"{part}: not compared with float64 on a card yet"
     reads = READS - {"bias", "slopes", "starts"} | {"table", "states", "key_table", "value"}
     reason = refuse_any_backward(x, do) or refuse_device(x.q.device) or refuse_call(x, num, scale, dropout, reads)
     if reason is not None:
         return reason
+    if min(x.q.shape[2], x.k.shape[2]) < SHORTEST_CONTENT_BACKWARD:
+        return f"with content terms it needs {SHORTEST_CONTENT_BACKWARD} queries and keys, got {x.q.shape[2]} and {x.k.shape[2]}"
     from .content_launch import is_one_sided
 
+    if x.table is not None and blocks_of_keys(x) * x.q.shape[1] // x.k.shape[1] * x.q.shape[2] > MOST_SUMS:
+        return f"sums for each block of 128 keys and each query would be more than {MOST_SUMS}"
     if num.queries:
         return "the row term has too many distances for one band in memory"
     if x.table is not None and not is_one_sided(x, num):
         return "a block of 128 keys may lie beyond both ends of the row term's span"
     return None
+
+
+def blocks_of_keys(x: Inputs) -> int:
+    """Of 128 keys, of all heads and batch rows."""
+    return x.k.shape[0] * x.k.shape[1] * -(-x.k.shape[2] // 128)
 
 
 def refuse_any_backward(x: Inputs, do: torch.Tensor) -> str | None:
@@ -190,7 +209,7 @@ def refuse_any_backward(x: Inputs, do: torch.Tensor) -> str | None:
         return f"it failed before: {_failures[0]}"
     if torch.are_deterministic_algorithms_enabled():
         return "dq is added in no fixed order, and deterministic algorithms are asked for"
-    blocks = x.k.shape[0] * x.k.shape[1] * -(-x.k.shape[2] // 128)
+    blocks = blocks_of_keys(x)
     if not FEWEST <= blocks <= MOST:
         return f"it needs {FEWEST} blocks of 128 keys to fill a device and takes up to {MOST}, got {blocks}"
     if min(x.q.shape[2], x.k.shape[2]) < SHORTEST_BACKWARD:

@@ -47,8 +47,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from .backward_sums import BUFFERS, add_dq, sum_distances
-from .backward_tiles import HALF, KEYS, count_turns, far_query_tile, find_keys, find_queries
+from .backward_diagonals import sum_diagonals
+from .backward_sums import BUFFERS, ROWS, add_dq, sum_distances
+from .backward_tiles import OWN, count_turns, far_query_tile, find_keys, find_queries
 from .kernel import PAD, by_eights, coordinates, load_tiles, near_tile
 
 
@@ -60,22 +61,23 @@ def produce(load, bars, sizes, work, STAGES: gl.constexpr):
     q_length, k_length, heads, group, batch, spread = sizes
     tiles_ptr, tiles_row, order_ptr, order_row = work
     BM: gl.constexpr = q_desc.block_shape[2]
-    BUFFERED: gl.constexpr = k_smem.shape[0]
+    PARTS: gl.constexpr = k_smem.shape[0]
+    PART: gl.constexpr = k_desc.block_shape[2]
     BYTES: gl.constexpr = 2 * q_desc.block_type.nbytes + stats_desc.block_type.nbytes
     kv_heads = heads // group
-    blocks = (k_length + KEYS - 1) // KEYS
+    blocks = (k_length + PARTS * PART - 1) // (PARTS * PART)
     q_tiles = (q_length + BM - 1) // BM
     step = 0
     for turn in range(count_turns(order_ptr, order_row)):
         bh, block = find_keys(order_ptr, order_row, turn, blocks)
         b = bh // kv_heads
         h_kv = bh % kv_heads
-        n0 = block * KEYS
-        own = turn % BUFFERED
-        mbarrier.wait(kv_empty.index(own), ((turn // BUFFERED) & 1) ^ 1)
-        mbarrier.expect(kv_full.index(own), 2 * k_desc.block_type.nbytes)
-        tma.async_copy_global_to_shared(k_desc, [b, h_kv, n0, 0], kv_full.index(own), k_smem.index(own))
-        tma.async_copy_global_to_shared(v_desc, [b, h_kv, n0, 0], kv_full.index(own), v_smem.index(own))
+        mbarrier.wait(kv_empty.index(0), (turn & 1) ^ 1)
+        mbarrier.expect(kv_full.index(0), 2 * PARTS * k_desc.block_type.nbytes)
+        for i in gl.static_range(PARTS):
+            place = [b, h_kv, (block * PARTS + i) * PART, 0]
+            tma.async_copy_global_to_shared(k_desc, place, kv_full.index(0), k_smem.index(i))
+            tma.async_copy_global_to_shared(v_desc, place, kv_full.index(0), v_smem.index(i))
         first, right0, right1, left0, left1, last, clear0, clear1, offset = load_tiles(tiles_ptr, tiles_row, b, block)
         for member in range(group):
             h = h_kv * group + member
@@ -95,18 +97,18 @@ def produce(load, bars, sizes, work, STAGES: gl.constexpr):
 @gluon.jit
 def load_table(table, dist, lo, hi, BM: gl.constexpr, S_L: gl.constexpr):
     """The table's numbers for a tile [keys, queries], dist being the distance of its first key and first query."""
-    row, eight, column = coordinates(by_eights(gl.zeros([HALF, BM], gl.float32, S_L)))
-    first = gl.minimum(gl.maximum(dist, lo - HALF), hi + BM) - lo + PAD
+    row, eight, column = coordinates(by_eights(gl.zeros([OWN, BM], gl.float32, S_L)))
+    first = gl.minimum(gl.maximum(dist, lo - OWN), hi + BM) - lo + PAD
     x = gl.load((table + first + (row - column)) + (-8) * eight)
-    return gl.convert_layout(gl.reshape(x, [HALF, BM]), S_L)
+    return gl.convert_layout(gl.reshape(x, [OWN, BM]), S_L)
 
 
 @gluon.jit
 def slope_of_pairs(slope, BM: gl.constexpr, S_L: gl.constexpr):
     """slope * (j - i) for a tile [keys, queries]."""
-    row, eight, column = coordinates(by_eights(gl.zeros([HALF, BM], gl.float32, S_L)))
+    row, eight, column = coordinates(by_eights(gl.zeros([OWN, BM], gl.float32, S_L)))
     x = slope * (row - column).to(gl.float32) - slope * (8 * eight).to(gl.float32)
-    return gl.convert_layout(gl.reshape(x, [HALF, BM]), S_L)
+    return gl.convert_layout(gl.reshape(x, [OWN, BM]), S_L)
 
 
 @gluon.jit
@@ -161,25 +163,21 @@ def hide(s, m0, n0, masks, limits, S_L: gl.constexpr, WINDOW: gl.constexpr, PADD
 
 
 @gluon.jit
-def sum_bias(ds, left, right, band, dist, lo, hi, pitch):
-    """Adds a near tile's ds at and beyond the ends to left and right, and stores what is between them in the band."""
-    x = by_eights(ds)
-    row, eight, column = coordinates(x)
-    place = (band + (dist - lo)) + (row * (pitch + 1) - column) + (-8) * eight
-    if (dist - x.shape[1] * 8 >= lo) & (dist + HALF <= hi):
-        gl.store(place, x)
-    else:
-        r = (row - column + dist) - 8 * eight
-        left += gl.sum(gl.where(r <= lo, x, 0.0), 1)
-        right += gl.sum(gl.where((r >= hi) & (r > lo), x, 0.0), 1)
-        gl.store(place, x, mask=(r > lo) & (r < hi))
+def sum_bias(ds, left, right, band, dist, tile, lo, hi, pitch):
+    """Adds a near tile's ds at and beyond the ends to left and right, and stores the sums of all other distances in the band."""
+    sums, distance, is_any = sum_diagonals(ds)
+    row = gl.expand_dims(gl.arange(0, OWN, gl.SliceLayout(1, sums.type.layout)), 1)
+    r = distance + dist
+    left += gl.where(r <= lo, sums, 0.0)
+    right += gl.where((r >= hi) & (r > lo), sums, 0.0)
+    gl.store(band + (row // 16 * 2 + tile % 2) * pitch + (r - lo), sums, mask=is_any & (r > lo) & (r < hi))
     return left, right
 
 
 @gluon.jit
 def take_step(
     k, v, dk, dv, p_a, left, right, turns, step, before, done, scale, slope, m0, n0, offset, is_masked, masks, limits, table, band, spans, smem, bars,
-    S_L: gl.constexpr, A_L: gl.constexpr, CID: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, IS_NEAR: gl.constexpr,
+    S_L: gl.constexpr, A_L: gl.constexpr, CID: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, LATE: gl.constexpr, IS_NEAR: gl.constexpr,
     TABLE: gl.constexpr, SLOPES: gl.constexpr, GRAD: gl.constexpr, SLOPES_GRAD: gl.constexpr, WINDOW: gl.constexpr,
     PADDED: gl.constexpr, DOCS: gl.constexpr,
 ):  # fmt: skip
@@ -191,12 +189,13 @@ def take_step(
     row, lo, hi, bias_lo, bias_hi, pitch = spans
     BM: gl.constexpr = q_smem.shape[3]
     D: gl.constexpr = q_smem.shape[4]
+    CONSUMERS: gl.constexpr = ds_smem.shape[0] // SLOTS
     at = step % STAGES
     slot = step % SLOTS
     q = q_smem.index(at).reshape([BM, D])
     do = do_smem.index(at).reshape([BM, D])
     stats = stats_smem.index(at)
-    zero = gl.zeros([HALF, BM], gl.float32, S_L)
+    zero = gl.zeros([OWN, BM], gl.float32, S_L)
     mbarrier.wait(full.index(at), (step // STAGES) & 1)
     dist = n0 - m0 + offset
     if IS_NEAR and TABLE:
@@ -208,11 +207,13 @@ def take_step(
     else:
         s = warpgroup_mma(k, q.permute((1, 0)), zero, use_acc=False, is_async=True)
     dp = warpgroup_mma(v, do.permute((1, 0)), zero, use_acc=False, is_async=True)
-    dv = warpgroup_mma(p_a, do_smem.index(before).reshape([BM, D]), dv, use_acc=done > 1, is_async=True)
-    ds_before = ds_smem.index((step + SLOTS - 1) % SLOTS).slice(CID * HALF, HALF, 0)
-    dk = warpgroup_mma(ds_before, q_smem.index(before).reshape([BM, D]), dk, use_acc=done > 1, is_async=True)
+    if LATE:
+        dv = warpgroup_mma(p_a, do_smem.index(before).reshape([BM, D]), dv, use_acc=done > 1, is_async=True)
+        ds_before = ds_smem.index((step + SLOTS - 1) % SLOTS * CONSUMERS + CID)
+        dk = warpgroup_mma(ds_before, q_smem.index(before).reshape([BM, D]), dk, use_acc=done > 1, is_async=True)
     lse = stats.slice(0, BM, 1).load(S_L)
-    s = warpgroup_mma_wait(3, deps=(s,))
+    BESIDE: gl.constexpr = 2 if LATE else 0  # products that go on
+    s = warpgroup_mma_wait(BESIDE + 1, deps=(s,))
     if IS_NEAR:
         if is_masked:
             s = hide(s, m0, n0, masks, limits, S_L, WINDOW, PADDED, DOCS)
@@ -226,28 +227,53 @@ def take_step(
     delta = stats.slice(BM, BM, 1).load(S_L)
     # stands here for ptxas, which would otherwise wait for both products before the exponentials
     mbarrier.wait(ds_empty.index(slot), ((step // SLOTS) & 1) ^ 1)
-    dp = warpgroup_mma_wait(2, deps=(dp,))
+    dp = warpgroup_mma_wait(BESIDE, deps=(dp,))
+    p_a = gl.convert_layout(p_low, A_L)
+    if not LATE:
+        dv = warpgroup_mma(p_a, do, dv, is_async=True)
     ds = p * (dp - delta)
     ds_low = ds.to(q_smem.dtype)
-    ds_smem.index(slot).slice(CID * HALF, HALF, 0).store(ds_low)
+    ds_smem.index(slot * CONSUMERS + CID).store(ds_low)
     fence_async_shared()
     gl.thread_barrier()
     mbarrier.arrive(ds_full.index(slot))
+    if not LATE:
+        dk = warpgroup_mma(ds_smem.index(slot * CONSUMERS + CID), q, dk, is_async=True)
     if GRAD:
         if IS_NEAR:
-            left, right = sum_bias(ds, left, right, band, dist, bias_lo, bias_hi, pitch)
+            left, right = sum_bias(ds, left, right, band, dist, m0 // BM, bias_lo, bias_hi, pitch)
         else:
             left += gl.sum(by_eights(ds), 1)
     if SLOPES_GRAD:
         turns += sum_by_distance(ds, dist, IS_NEAR)
     dk, dv = warpgroup_mma_wait(0, deps=(dk, dv))
-    mbarrier.arrive(empty.index(before), pred=done > 0)
-    return dk, dv, gl.convert_layout(p_low, A_L), left, right, turns
+    if LATE:
+        mbarrier.arrive(empty.index(before), pred=done > 0)
+    else:
+        mbarrier.arrive(empty.index(at))
+    return dk, dv, p_a, left, right, turns
+
+
+@gluon.jit
+def pass_step(step, smem, bars, S_L: gl.constexpr, CID: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr):
+    """A tile of a consumer whose keys lie behind the last one: ds is zero."""
+    q_smem, do_smem, stats_smem, ds_smem = smem
+    full, empty, ds_full, ds_empty = bars
+    BM: gl.constexpr = q_smem.shape[3]
+    CONSUMERS: gl.constexpr = ds_smem.shape[0] // SLOTS
+    slot = step % SLOTS
+    mbarrier.wait(full.index(step % STAGES), (step // STAGES) & 1)
+    mbarrier.wait(ds_empty.index(slot), ((step // SLOTS) & 1) ^ 1)
+    ds_smem.index(slot * CONSUMERS + CID).store(gl.zeros([OWN, BM], q_smem.dtype, S_L))
+    fence_async_shared()
+    gl.thread_barrier()
+    mbarrier.arrive(ds_full.index(slot))
+    mbarrier.arrive(empty.index(step % STAGES))
 
 
 @gluon.jit
 def consume(
-    use, smem, mask_rows, bars, sizes, work, limits, spans, scale, CID: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr,
+    use, smem, mask_rows, bars, sizes, work, limits, spans, scale, CID: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, LATE: gl.constexpr,
     TABLE: gl.constexpr, SLOPES: gl.constexpr, GRAD: gl.constexpr, SLOPES_GRAD: gl.constexpr, WINDOW: gl.constexpr,
     PADDED: gl.constexpr, DOCS: gl.constexpr,
 ):  # fmt: skip
@@ -263,34 +289,37 @@ def consume(
     S_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BM, 16])
     O_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     A_L: gl.constexpr = gl.DotOperandLayout(0, O_L, 2)
-    BUFFERED: gl.constexpr = k_smem.shape[0]
+    CONSUMERS: gl.constexpr = k_smem.shape[0]
     kv_heads = heads // group
-    blocks = (k_length + KEYS - 1) // KEYS
+    blocks = (k_length + CONSUMERS * OWN - 1) // (CONSUMERS * OWN)
     program = gl.program_id(0)
-    band = band_ptr + (program * KEYS + CID * HALF) * pitch
-    ends = ends_ptr + (program * 2 + CID) * 2
+    band = band_ptr + (program * CONSUMERS + CID) * ROWS * pitch
+    ends = ends_ptr + (program * CONSUMERS + CID) * 2
     tile_bars = (full, empty, ds_full, ds_empty)
     step = 0
     for turn in range(count_turns(order_ptr, order_row)):
         bh, block = find_keys(order_ptr, order_row, turn, blocks)
         b = bh // kv_heads
-        n0 = block * KEYS + CID * HALF
+        n0 = (block * CONSUMERS + CID) * OWN
         first, right0, right1, left0, left1, last, clear0, clear1, offset = load_tiles(tiles_ptr, tiles_row, b, block)
-        far_tiles = (right1 - right0) + (left1 - left0)
+        is_there = n0 < k_length
+        passed = gl.where(is_there, 0, last - first)
+        right_tiles = gl.where(is_there, right1 - right0, 0)
+        left_tiles = gl.where(is_there, left1 - left0, 0)
+        near_tiles = last - first - passed - right_tiles - left_tiles
         masks = (
             real_ptr + b * real_row,
             doc_q_ptr + b * doc_q_row,
             doc_k_ptr + b * doc_k_row,
             doc_queries_ptr + b * doc_queries_row,
         )
-        own = turn % BUFFERED
-        mbarrier.wait(kv_full.index(own), (turn // BUFFERED) & 1)
-        k = k_smem.index(own).reshape([KEYS, D]).slice(CID * HALF, HALF, 0)
-        v = v_smem.index(own).reshape([KEYS, D]).slice(CID * HALF, HALF, 0)
-        dk = gl.zeros([HALF, D], gl.float32, O_L)
-        dv = gl.zeros([HALF, D], gl.float32, O_L)
-        nothing = gl.sum(by_eights(gl.zeros([HALF, BM], gl.float32, S_L)), 1)
-        p_a = gl.convert_layout(gl.zeros([HALF, BM], q_smem.dtype, S_L), A_L)
+        mbarrier.wait(kv_full.index(0), turn & 1)
+        k = k_smem.index(CID).reshape([OWN, D])
+        v = v_smem.index(CID).reshape([OWN, D])
+        dk = gl.zeros([OWN, D], gl.float32, O_L)
+        dv = gl.zeros([OWN, D], gl.float32, O_L)
+        nothing = gl.sum(by_eights(gl.zeros([OWN, BM], gl.float32, S_L)), 1)
+        p_a = gl.convert_layout(gl.zeros([OWN, BM], q_smem.dtype, S_L), A_L)
         before = step % STAGES
         done = 0
         for member in range(group):
@@ -307,11 +336,14 @@ def consume(
             turned_left = 0.0
             sums = nothing
             turns = nothing
-            for t in range(right1 - right0):
+            for _t in range(passed):
+                pass_step(step, smem, tile_bars, S_L, CID, STAGES, SLOTS)
+                step += 1
+            for t in range(right_tiles):
                 m0 = far_query_tile(t, right0, right1, block * spread, blocks) * BM
                 dk, dv, p_a, sums, _, turns = take_step(
                     k, v, dk, dv, p_a, sums, sums, turns, step, before, done, scale, slope, m0, n0, offset, False, masks, limits, table, band, spans,
-                    smem, tile_bars, S_L, A_L, CID, STAGES, SLOTS, False, TABLE, SLOPES, GRAD, SLOPES_GRAD, WINDOW, PADDED, DOCS,
+                    smem, tile_bars, S_L, A_L, CID, STAGES, SLOTS, LATE, False, TABLE, SLOPES, GRAD, SLOPES_GRAD, WINDOW, PADDED, DOCS,
                 )  # fmt: skip
                 before = step % STAGES
                 step += 1
@@ -322,29 +354,29 @@ def consume(
                 turned_right = gl.sum(gl.sum(turns, 1), 0)
             sums = nothing
             turns = nothing
-            for t in range(left1 - left0):
+            for t in range(left_tiles):
                 m0 = far_query_tile(t, left0, left1, block * spread, blocks) * BM
                 dk, dv, p_a, sums, _, turns = take_step(
                     k, v, dk, dv, p_a, sums, sums, turns, step, before, done, scale, -slope, m0, n0, offset, False, masks, limits, table, band, spans,
-                    smem, tile_bars, S_L, A_L, CID, STAGES, SLOTS, False, TABLE, SLOPES, GRAD, SLOPES_GRAD, WINDOW, PADDED, DOCS,
+                    smem, tile_bars, S_L, A_L, CID, STAGES, SLOTS, LATE, False, TABLE, SLOPES, GRAD, SLOPES_GRAD, WINDOW, PADDED, DOCS,
                 )  # fmt: skip
                 before = step % STAGES
                 step += 1
                 done += 1
             if GRAD:
                 far_left = gl.sum(gl.sum(sums, 1), 0)
-                mbarrier.wait(band_empty.index(0), ((turn * group + member) & 1) ^ 1)
+                mbarrier.wait(band_empty.index(0), (turn * group + member) & 1)
             if SLOPES_GRAD:
                 turned_left = gl.sum(gl.sum(turns, 1), 0)
             left = nothing
             right = nothing
             turns = nothing
-            for t in range(last - first - far_tiles):
+            for t in range(near_tiles):
                 tile = near_tile(t, first, right0, right1, left0, left1)
                 is_masked = (tile < clear0) | (tile >= clear1)
                 dk, dv, p_a, left, right, turns = take_step(
                     k, v, dk, dv, p_a, left, right, turns, step, before, done, scale, slope, tile * BM, n0, offset, is_masked, masks, limits,
-                    table, band, spans, smem, tile_bars, S_L, A_L, CID, STAGES, SLOTS, True, TABLE, SLOPES, GRAD, SLOPES_GRAD, WINDOW,
+                    table, band, spans, smem, tile_bars, S_L, A_L, CID, STAGES, SLOTS, LATE, True, TABLE, SLOPES, GRAD, SLOPES_GRAD, WINDOW,
                     PADDED, DOCS,
                 )  # fmt: skip
                 before = step % STAGES
@@ -352,23 +384,24 @@ def consume(
                 done += 1
             if SLOPES_GRAD:
                 total = turned_left - turned_right - gl.sum(gl.sum(turns, 1), 0)
-                gl.store(d_slopes_ptr + (head * blocks + block) * 2 + CID, total)
+                gl.store(d_slopes_ptr + (head * blocks + block) * CONSUMERS + CID, total)
             if GRAD:
                 gl.store(ends, far_left + gl.sum(gl.sum(left, 1), 0))
                 gl.store(ends + 1, far_right + gl.sum(gl.sum(right, 1), 0))
                 gl.thread_barrier()
                 mbarrier.arrive(band_full.index(0))
 
-        mbarrier.arrive(kv_empty.index(own))
-        dv = warpgroup_mma(p_a, do_smem.index(before).reshape([BM, D]), dv, use_acc=done > 1, is_async=True)
-        ds = ds_smem.index((step + SLOTS - 1) % SLOTS).slice(CID * HALF, HALF, 0)
-        dk = warpgroup_mma(ds, q_smem.index(before).reshape([BM, D]), dk, use_acc=done > 1, is_async=True)
-        dk, dv = warpgroup_mma_wait(0, deps=(dk, dv))
-        mbarrier.arrive(empty.index(before))
+        mbarrier.arrive(kv_empty.index(0))
+        if LATE:
+            dv = warpgroup_mma(p_a, do_smem.index(before).reshape([BM, D]), dv, use_acc=done > 1, is_async=True)
+            ds = ds_smem.index((step + SLOTS - 1) % SLOTS * CONSUMERS + CID)
+            dk = warpgroup_mma(ds, q_smem.index(before).reshape([BM, D]), dk, use_acc=done > 1, is_async=True)
+            dk, dv = warpgroup_mma_wait(0, deps=(dk, dv))
+            mbarrier.arrive(empty.index(before), pred=done > 0)
         tma.store_wait(0)
         gl.thread_barrier()
-        o_smem.index(2 * CID).reshape([HALF, D]).store((dk * (scale * 0.6931471805599453)).to(q_smem.dtype))
-        o_smem.index(2 * CID + 1).reshape([HALF, D]).store(dv.to(q_smem.dtype))
+        o_smem.index(2 * CID).reshape([OWN, D]).store((dk * (scale * 0.6931471805599453)).to(q_smem.dtype))
+        o_smem.index(2 * CID + 1).reshape([OWN, D]).store(dv.to(q_smem.dtype))
         fence_async_shared()
         place = [b, bh % kv_heads, n0, 0]
         tma.async_copy_shared_to_global(dk_desc, place, o_smem.index(2 * CID))
@@ -392,14 +425,14 @@ def backward(
     slopes_ptr,  # float32 [H], or unused
     real_ptr,  # uint8 [B or 1, Lk]: which keys are no padding, or unused
     doc_q_ptr, doc_k_ptr, doc_queries_ptr,  # as in triton/structs.py, or unused
-    band_ptr,  # float32 [programs, 128, pitch]
-    ends_ptr,  # float32 [programs, 2, 2]
+    band_ptr,  # float32 [programs, consumers * ROWS, pitch]
+    ends_ptr,  # float32 [programs, consumers, 2]
     parts_ptr,  # float32 [B, H, blocks, span]
-    d_slopes_ptr,  # float32 [B, H, blocks, 2]
+    d_slopes_ptr,  # float32 [B, H, blocks, consumers]
     scale,  # base 2
     q_length, k_length, heads, group, batch, spread, left, right, tiles_row, order_row, row, real_row, doc_q_row, doc_k_row, doc_queries_row,
     lo, hi, bias_lo, bias_hi, pitch,
-    BUFFERED: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, ADD: gl.constexpr, TABLE: gl.constexpr, SLOPES: gl.constexpr, GRAD: gl.constexpr,
+    CONSUMERS: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, LATE: gl.constexpr, ADD: gl.constexpr, TABLE: gl.constexpr, SLOPES: gl.constexpr, GRAD: gl.constexpr,
     SLOPES_GRAD: gl.constexpr, WINDOW: gl.constexpr, PADDED: gl.constexpr, DOCS: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr, ADDER_REGISTERS: gl.constexpr, REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """dk, dv, the sums of dq / scale, and the bias's gradient by block of keys. r = j - i + offset, the offset of a batch row being
@@ -407,36 +440,35 @@ def backward(
     DTYPE: gl.constexpr = q_desc.dtype
     BM: gl.constexpr = q_desc.block_shape[2]
     D: gl.constexpr = q_desc.block_shape[3]
-    k_smem = gl.allocate_shared_memory(DTYPE, [BUFFERED, 1, 1, KEYS, D], k_desc.layout)
-    v_smem = gl.allocate_shared_memory(DTYPE, [BUFFERED, 1, 1, KEYS, D], v_desc.layout)
+    k_smem = gl.allocate_shared_memory(DTYPE, [CONSUMERS, 1, 1, OWN, D], k_desc.layout)
+    v_smem = gl.allocate_shared_memory(DTYPE, [CONSUMERS, 1, 1, OWN, D], v_desc.layout)
     q_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, BM, D], q_desc.layout)
     do_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, BM, D], do_desc.layout)
-    o_smem = gl.allocate_shared_memory(DTYPE, [4, 1, 1, HALF, D], dk_desc.layout)
+    o_smem = gl.allocate_shared_memory(DTYPE, [2 * CONSUMERS, 1, 1, OWN, D], dk_desc.layout)
     stats_smem = gl.allocate_shared_memory(gl.float32, [STAGES, 1, 2 * BM], stats_desc.layout)
     DS_L: gl.constexpr = gl.NVMMASharedLayout(2 * BM, 16, 2)
-    ds_smem = gl.allocate_shared_memory(DTYPE, [SLOTS, KEYS, BM], DS_L)
+    ds_smem = gl.allocate_shared_memory(DTYPE, [SLOTS * CONSUMERS, OWN, BM], DS_L)
     dq_smem = ds_smem
     if ADD == 3:
         dq_smem = gl.allocate_shared_memory(gl.float32, [BUFFERS, D, BM], dq_ptr.layout)
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
-    kv_full = gl.allocate_shared_memory(gl.int64, [BUFFERED, 1], BARRIER)
-    kv_empty = gl.allocate_shared_memory(gl.int64, [BUFFERED, 1], BARRIER)
+    kv_full = gl.allocate_shared_memory(gl.int64, [1, 1], BARRIER)
+    kv_empty = gl.allocate_shared_memory(gl.int64, [1, 1], BARRIER)
     band_full = gl.allocate_shared_memory(gl.int64, [1, 1], BARRIER)
     band_empty = gl.allocate_shared_memory(gl.int64, [1, 1], BARRIER)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
     ds_full = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], BARRIER)
     ds_empty = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], BARRIER)
-    for i in gl.static_range(BUFFERED):
-        mbarrier.init(kv_full.index(i), count=1)
-        mbarrier.init(kv_empty.index(i), count=3)
-    mbarrier.init(band_full.index(0), count=2)
+    mbarrier.init(kv_full.index(0), count=1)
+    mbarrier.init(kv_empty.index(0), count=CONSUMERS + 1)
+    mbarrier.init(band_full.index(0), count=CONSUMERS)
     mbarrier.init(band_empty.index(0), count=1)
     for i in gl.static_range(STAGES):
         mbarrier.init(full.index(i), count=1)
-        mbarrier.init(empty.index(i), count=2)
+        mbarrier.init(empty.index(i), count=CONSUMERS)
     for i in gl.static_range(SLOTS):
-        mbarrier.init(ds_full.index(i), count=2)
+        mbarrier.init(ds_full.index(i), count=CONSUMERS)
         mbarrier.init(ds_empty.index(i), count=1)
     fence_async_shared()
 
@@ -450,10 +482,20 @@ def backward(
     limits = (q_length, k_length, left, right)
     spans = (row, lo, hi, bias_lo, bias_hi, pitch)
     # Constants are written in the calls: in a tuple with a name they would become tensors.
-    gl.warp_specialize([
-        (consume, (use, smem, masks, bars, sizes, work, limits, spans, scale, 0, STAGES, SLOTS, TABLE, SLOPES, GRAD, SLOPES_GRAD, WINDOW, PADDED, DOCS)),
-        (consume, (use, smem, masks, bars, sizes, work, limits, spans, scale, 1, STAGES, SLOTS, TABLE, SLOPES, GRAD, SLOPES_GRAD, WINDOW, PADDED, DOCS)),
-        (add_dq, ((dq_ptr, k_smem, ds_smem, dq_smem), (kv_full, kv_empty, ds_full, ds_empty), sizes, work, SLOTS, ADD)),
-        (sum_distances, ((parts_ptr, band_ptr, ends_ptr), (band_full, band_empty), sizes, work, spans, BM, GRAD)),
-        (produce, (load, (kv_full, kv_empty, full, empty), sizes, work, STAGES)),
-    ], [4, 4, 2, 1], [CONSUMER_REGISTERS, ADDER_REGISTERS, REGISTERS, REGISTERS])  # fmt: skip
+    if CONSUMERS == 2:
+        gl.warp_specialize([
+            (consume, (use, smem, masks, bars, sizes, work, limits, spans, scale, 0, STAGES, SLOTS, LATE, TABLE, SLOPES, GRAD, SLOPES_GRAD, WINDOW, PADDED, DOCS)),
+            (consume, (use, smem, masks, bars, sizes, work, limits, spans, scale, 1, STAGES, SLOTS, LATE, TABLE, SLOPES, GRAD, SLOPES_GRAD, WINDOW, PADDED, DOCS)),
+            (add_dq, ((dq_ptr, k_smem, ds_smem, dq_smem), (kv_full, kv_empty, ds_full, ds_empty), sizes, work, SLOTS, ADD)),
+            (sum_distances, ((parts_ptr, band_ptr, ends_ptr), (band_full, band_empty), sizes, work, spans, CONSUMERS, GRAD)),
+            (produce, (load, (kv_full, kv_empty, full, empty), sizes, work, STAGES)),
+        ], [4, 4, 2, 1], [CONSUMER_REGISTERS, ADDER_REGISTERS, REGISTERS, REGISTERS])  # fmt: skip
+    else:
+        gl.warp_specialize([
+            (consume, (use, smem, masks, bars, sizes, work, limits, spans, scale, 0, STAGES, SLOTS, LATE, TABLE, SLOPES, GRAD, SLOPES_GRAD, WINDOW, PADDED, DOCS)),
+            (consume, (use, smem, masks, bars, sizes, work, limits, spans, scale, 1, STAGES, SLOTS, LATE, TABLE, SLOPES, GRAD, SLOPES_GRAD, WINDOW, PADDED, DOCS)),
+            (consume, (use, smem, masks, bars, sizes, work, limits, spans, scale, 2, STAGES, SLOTS, LATE, TABLE, SLOPES, GRAD, SLOPES_GRAD, WINDOW, PADDED, DOCS)),
+            (add_dq, ((dq_ptr, k_smem, ds_smem, dq_smem), (kv_full, kv_empty, ds_full, ds_empty), sizes, work, SLOTS, ADD)),
+            (sum_distances, ((parts_ptr, band_ptr, ends_ptr), (band_full, band_empty), sizes, work, spans, CONSUMERS, GRAD)),
+            (produce, (load, (kv_full, kv_empty, full, empty), sizes, work, STAGES)),
+        ], [4, 4, 4, 2, 1], [CONSUMER_REGISTERS, CONSUMER_REGISTERS, ADDER_REGISTERS, REGISTERS, REGISTERS])  # fmt: skip

@@ -19,18 +19,20 @@ from ..triton.launcher import Launch
 from ..triton.structs import View
 from .backward import backward
 from .backward_prepare import finish, prepare
-from .backward_tiles import HALF, KEYS
+from .backward_sums import ROWS
+from .backward_tiles import OWN
 from .kernel import NUMBERS, PAD
 from .launch import LOG2E, NO_LIMIT, _describe, _rows
 
 
 class Schedule(NamedTuple):
-    buffers: int = 1  # of a block's keys and values
+    consumers: int = 2  # or 3, which have 640 threads with 61,440 registers
     stages: int = 3
     slots: int = 2  # tiles of ds that wait for the adder
     queries: int = 64  # of a tile
     registers: tuple[int, int, int] = (208, 64, 32)  # of a consumer, the adder and the rest: 512 threads share 65,536
     add: int = 2  # 0, 1: without dq, without its sums in memory; 3: added by the copy engine
+    late: int = 0  # 1: dv and dk of a tile run beside the next one's softmax
     spread: int = 1  # 0: blocks of keys all begin at their first tile of queries
 
 
@@ -66,12 +68,13 @@ def run_backward(
     launch: Launch, do: Tensor, d_lse: Tensor | None, out: Tensor, lse: Tensor, x: Inputs, num: Numbers, scale: float,
     dq: Tensor, dk: Tensor, dv: Tensor, wants_bias: bool, wants_slopes: bool = False, schedule: Schedule | None = None,
 ) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
-    """Fills dq, dk and dv; the gradients of the bias and of the slopes by block of keys, [B, H, blocks, span] and [B, H, blocks, 2]."""
+    """Fills dq, dk and dv; the gradients of the bias and of the slopes by block of keys, [B, H, blocks, span] and [B, H, blocks, consumers]."""
     q, k, v = x.q, x.k, x.v
     batch, heads, q_length, size = q.shape
     kv_heads, k_length = k.shape[1:3]
     s = schedule or SCHEDULES[size]
-    q_tiles, blocks = -(-q_length // s.queries), -(-k_length // KEYS.value)
+    keys = s.consumers * OWN.value
+    q_tiles, blocks = -(-q_length // s.queries), -(-k_length // keys)
     stats = lse.new_empty(3 * batch * heads * q_tiles, 2 * s.queries)
     sums = lse.new_empty(batch, heads, q_tiles, s.queries * size)
     batch_rows = 1 if x.key_mask is None and x.doc_q is None and x.starts is None else batch
@@ -85,14 +88,14 @@ def run_backward(
     launch(
         prepare, programs, _view(out), _view(do), d_lse, lse, stats, sums, tiles, batch_rows * blocks, blocks, position_args(x), make_masks(x),
         x.bias, bias_row, num.bias_lo, num.bias_hi, table, num.lo - PAD.value, width, heads, batch * heads, q_length, k_length,
-        num.offset, left, right, num.lo, num.hi, scale, scale * LOG2E, size, s.queries, KEYS.value, 512, num_warps=4,
+        num.offset, left, right, num.lo, num.hi, scale, scale * LOG2E, size, s.queries, keys, OWN.value, 512, num_warps=4,
     )  # fmt: skip
 
     processors = torch.cuda.get_device_properties(q.device).multi_processor_count
     programs = min(batch * kv_heads * blocks, processors)
     seen = [0] * blocks  # the first tile of queries that may see a block: padding and documents are not known here
     if right is not None:
-        seen = [max(block * KEYS.value + q_length - k_length - right, 0) // s.queries for block in range(blocks)]
+        seen = [max(block * keys + q_length - k_length - right, 0) // s.queries for block in range(blocks)]
     costs = tuple(heads // kv_heads * max(q_tiles - first, 1) + BEYOND for first in seen)
     numbers, order_row = order_blocks(batch * kv_heads, costs, programs)
     order = constant(numbers, q.device, torch.int32)
@@ -101,23 +104,23 @@ def run_backward(
     span = num.bias_hi - num.bias_lo + 1
     pitch = -(-span // COLUMNS) * COLUMNS
     if wants_bias:
-        band = lse.new_empty(programs, KEYS.value, pitch)
-        ends = lse.new_empty(programs, 4)
+        band = lse.new_empty(programs, s.consumers * ROWS.value, pitch)
+        ends = lse.new_empty(programs, 2 * s.consumers)
         parts = lse.new_empty(batch, heads, blocks, span)
     wants_slopes = wants_slopes and x.slopes is not None
-    d_slopes = lse.new_empty(batch, heads, blocks, 2) if wants_slopes else stats
+    d_slopes = lse.new_empty(batch, heads, blocks, s.consumers) if wants_slopes else stats
     masks, mask_rows = zip(*(_rows(y, lse) for y in (x.key_mask, x.doc_q, x.doc_k, x.doc_k_queries)), strict=True)
     layout = gl.NVMMASharedLayout(0, 32, 2)
     launch(
-        backward, programs, _describe(k, KEYS.value), _describe(v, KEYS.value), _describe(q, s.queries),
-        _describe(do, s.queries), _describe(dk, HALF.value), _describe(dv, HALF.value),
+        backward, programs, _describe(k, OWN.value), _describe(v, OWN.value), _describe(q, s.queries),
+        _describe(do, s.queries), _describe(dk, OWN.value), _describe(dv, OWN.value),
         TensorDescriptor(stats, list(stats.shape), [2 * s.queries, 1], [1, 2 * s.queries], layout),
         _describe_sums(sums, size, s.queries) if s.add == 3 else sums, tiles, order, lse if table is None else table,
         lse if x.slopes is None else x.slopes, *masks, band, ends, parts, d_slopes,
         scale * LOG2E, q_length, k_length, heads, heads // kv_heads, batch, s.spread,
         NO_LIMIT if left is None else left, NO_LIMIT if right is None else right, 0 if batch_rows == 1 else blocks * NUMBERS.value, order_row, width,
         *mask_rows, num.lo, num.hi, num.bias_lo, num.bias_hi, pitch,
-        BUFFERED=s.buffers, STAGES=s.stages, SLOTS=s.slots, ADD=s.add, TABLE=table is not None, SLOPES=x.slopes is not None, GRAD=wants_bias,
+        CONSUMERS=s.consumers, STAGES=s.stages, SLOTS=s.slots, LATE=s.late, ADD=s.add, TABLE=table is not None, SLOPES=x.slopes is not None, GRAD=wants_bias,
         SLOPES_GRAD=wants_slopes, WINDOW=left is not None,
         PADDED=x.key_mask is not None, DOCS=x.doc_q is not None,
         CONSUMER_REGISTERS=s.registers[0], ADDER_REGISTERS=s.registers[1], REGISTERS=s.registers[2], num_warps=4,

@@ -20,7 +20,7 @@ from .prepare import pad_bias
 def prepare(
     out, do, d_lse, lse, stats, dq, tiles, blocks, count, positions, masks, bias, bias_row, bias_lo, bias_hi, table, first, width,
     heads, batch_heads, q_length, k_length, offset, left, right, lo, hi, scale, scale2,
-    D: tl.constexpr, BM: tl.constexpr, KEYS: tl.constexpr, BLOCK: tl.constexpr,
+    D: tl.constexpr, BM: tl.constexpr, KEYS: tl.constexpr, OWN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The first programs take a tile of queries each, the next `blocks` a block of keys, the others a row of the bias."""
     pid = tl.program_id(0)
@@ -31,7 +31,21 @@ def prepare(
         )  # fmt: skip
     elif pid < q_tiles + blocks:
         split_keys(
-            pid - q_tiles, tiles, count, positions, masks, q_length, k_length, offset, left, right, lo, hi, BM, KEYS
+            pid - q_tiles,
+            tiles,
+            count,
+            positions,
+            masks,
+            q_length,
+            k_length,
+            offset,
+            left,
+            right,
+            lo,
+            hi,
+            BM,
+            KEYS,
+            OWN,
         )
     elif bias is not None:
         pad_bias(pid - q_tiles - blocks, bias, bias_row, bias_lo, bias_hi, table, first, width, scale, BLOCK)
@@ -71,12 +85,13 @@ def prepare_queries(
 
 @triton.jit
 def split_keys(
-    at, tiles, count, positions, masks, q_length, k_length, offset, left, right, lo, hi, BM: tl.constexpr, KEYS: tl.constexpr
+    at, tiles, count, positions, masks, q_length, k_length, offset, left, right, lo, hi, BM: tl.constexpr, KEYS: tl.constexpr,
+    OWN: tl.constexpr,
 ):  # fmt: skip
     """tiles [.., count, 9] as in kernel.load_tiles, of queries: first, right0, right1, left0, left1, last, clear0, clear1, offset.
 
-    A block that no query sees visits the first tile, in which all pairs are masked; one that ends after the last key has near
-    tiles alone, all masked: the bias's gradient must not count what lies behind the keys.
+    A block that no query sees visits the first tile, in which all pairs are masked; one in which the last key is a consumer's, and not its
+    last one, has near tiles alone, all masked: the bias's gradient must not count what lies behind the keys.
     """
     b, n0 = at // count, at % count * KEYS
     offset = add_start(positions, offset, b)
@@ -84,7 +99,7 @@ def split_keys(
         n0, b, masks, q_length, k_length, 0, q_length, offset, left, right, lo, hi, BM, KEYS, True
     )
     some = tl.where(last > first, 1, 0)
-    whole = tl.where(n0 + KEYS <= k_length, some, 0)
+    whole = tl.where((n0 + KEYS <= k_length) | (k_length % OWN == 0), some, 0)
     first = first * some
     last = tl.maximum(last * some, 1)
     to = tiles + at * 9

@@ -14,10 +14,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from .backward_tiles import KEYS, count_turns, find_keys, find_queries
+from .backward_tiles import OWN, count_turns, find_keys, find_queries
 from .kernel import by_eights, coordinates, load_tiles
 
 BUFFERS = gl.constexpr(2)  # of sums on their way to memory
+ROWS = gl.constexpr(
+    8
+)  # of the band, for each consumer: of a warp's even tiles and of its odd ones, as neighbours overlap
 
 
 # ---- adder ------------------------------------------------------------------------------------------------------------
@@ -54,12 +57,12 @@ def add_dq(use, bars, sizes, work, SLOTS: gl.constexpr, ADD: gl.constexpr):
     kv_full, kv_empty, ds_full, ds_empty = bars
     q_length, k_length, heads, group, batch, spread = sizes
     tiles_ptr, tiles_row, order_ptr, order_row = work
-    BUFFERED: gl.constexpr = k_smem.shape[0]
+    CONSUMERS: gl.constexpr = k_smem.shape[0]
     D: gl.constexpr = k_smem.shape[4]
     BM: gl.constexpr = ds_smem.shape[2]
     L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BM, 16])
     kv_heads = heads // group
-    blocks = (k_length + KEYS - 1) // KEYS
+    blocks = (k_length + CONSUMERS * OWN - 1) // (CONSUMERS * OWN)
     q_tiles = (q_length + BM - 1) // BM
     step = 0
     for turn in range(count_turns(order_ptr, order_row)):
@@ -67,9 +70,7 @@ def add_dq(use, bars, sizes, work, SLOTS: gl.constexpr, ADD: gl.constexpr):
         first, right0, right1, left0, left1, last, clear0, clear1, offset = load_tiles(
             tiles_ptr, tiles_row, bh // kv_heads, block
         )
-        own = turn % BUFFERED
-        mbarrier.wait(kv_full.index(own), (turn // BUFFERED) & 1)
-        k = k_smem.index(own).reshape([KEYS, D]).permute((1, 0))
+        mbarrier.wait(kv_full.index(0), turn & 1)
         for member in range(group):
             head = bh * group + member  # of queries, of all batch rows
             for t in range(last - first):
@@ -80,11 +81,12 @@ def add_dq(use, bars, sizes, work, SLOTS: gl.constexpr, ADD: gl.constexpr):
                     tma.store_wait(BUFFERS - 1)
                     gl.thread_barrier()
                 if ADD:
-                    zero = gl.zeros([64, BM], gl.float32, L)
                     for c in gl.static_range(D // 64):  # channels
-                        dq = warpgroup_mma(
-                            k.slice(64 * c, 64, 0), ds_smem.index(slot), zero, use_acc=False, is_async=True
-                        )
+                        dq = gl.zeros([64, BM], gl.float32, L)
+                        for i in gl.static_range(CONSUMERS):
+                            k = k_smem.index(i).reshape([OWN, D]).permute((1, 0)).slice(64 * c, 64, 0)
+                            ds = ds_smem.index(slot * CONSUMERS + i)
+                            dq = warpgroup_mma(k, ds, dq, use_acc=i > 0, is_async=True)
                         dq = warpgroup_mma_wait(0, deps=(dq,))
                         if c == D // 64 - 1:
                             mbarrier.arrive(ds_empty.index(slot))
@@ -98,7 +100,7 @@ def add_dq(use, bars, sizes, work, SLOTS: gl.constexpr, ADD: gl.constexpr):
                     fence_async_shared()
                     async_add(dq_ptr, [(head * q_tiles + tile) * D, 0], dq_smem.index(step % BUFFERS))
                 step += 1
-        mbarrier.arrive(kv_empty.index(own))
+        mbarrier.arrive(kv_empty.index(0))
     tma.store_wait(0)
 
 
@@ -132,65 +134,59 @@ def sum_eight_rows(place, row_bytes):
 
 
 @gluon.jit
-def sum_columns(band, parts, n0, begin, end, bias_lo, bias_hi, pitch):
-    """The band's column sums, of all but the ends of the span. begin .. end: queries whose tiles wrote into it."""
-    PAIRS: gl.constexpr = gl.BlockedLayout([1], [32], [2], [0])
-    L: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [1, 2], [1, 0])
-    span = bias_hi - bias_lo + 1
-    # whether tiles have written every distance of every key
-    if (n0 - bias_hi + 1 >= begin) & (n0 + KEYS - 2 - bias_lo < end):
-        pair = 2 * gl.arange(0, 64, PAIRS)
-        row_bytes = gl.zeros([64], gl.int64, PAIRS) + pitch * 4
-        for c in range(0, span, 128):
-            x = gl.zeros([64], gl.float32, PAIRS)
-            y = gl.zeros([64], gl.float32, PAIRS)
-            for j in range(0, KEYS, 8):
-                place = (band + j * pitch + c + pair).to(gl.int64, bitcast=True)
-                more_x, more_y = sum_eight_rows(place, row_bytes)
-                x += more_x
-                y += more_y
-            column = c + pair
-            gl.store(parts + column, x, mask=(column > 0) & (column < span - 1))
-            gl.store(parts + column + 1, y, mask=column + 1 < span - 1)
-    else:
-        keys = gl.expand_dims(gl.arange(0, 4, gl.SliceLayout(1, L)), 1)
-        steps = gl.expand_dims(gl.arange(0, 64, gl.SliceLayout(0, L)), 0)
-        for c in range(0, span, 64):
-            total = gl.sum(gl.zeros([4, 64], gl.float32, L), 0)
-            for j in range(0, KEYS, 4):
-                i = (n0 + j - bias_lo - c) + (keys - steps)
-                is_there = (i >= begin) & (i < end)
-                total += gl.sum(gl.load(band + (j + keys) * pitch + (c + steps), mask=is_there, other=0.0), 0)
-            column = c + gl.arange(0, 64, gl.SliceLayout(0, L))
-            gl.store(parts + column, total, mask=(column > 0) & (column < span - 1))
+def clear_band(band, span, pitch, CONSUMERS: gl.constexpr):
+    pair = 2 * gl.arange(0, 64, gl.BlockedLayout([1], [32], [2], [0]))
+    for c in range(0, span, 128):
+        for j in range(CONSUMERS * ROWS):
+            gl.store(band + j * pitch + c + pair, gl.zeros_like(pair).to(gl.float32))
+            gl.store(band + j * pitch + c + pair + 1, gl.zeros_like(pair).to(gl.float32))
 
 
 @gluon.jit
-def sum_distances(use, bars, sizes, work, spans, BM: gl.constexpr, GRAD: gl.constexpr):
+def sum_columns(band, parts, span, pitch, CONSUMERS: gl.constexpr):
+    """The band's column sums, of all but the ends of the span."""
+    PAIRS: gl.constexpr = gl.BlockedLayout([1], [32], [2], [0])
+    pair = 2 * gl.arange(0, 64, PAIRS)
+    row_bytes = gl.zeros([64], gl.int64, PAIRS) + pitch * 4
+    for c in range(0, span, 128):
+        x = gl.zeros([64], gl.float32, PAIRS)
+        y = gl.zeros([64], gl.float32, PAIRS)
+        for i in gl.static_range(CONSUMERS):
+            more_x, more_y = sum_eight_rows((band + i * ROWS * pitch + c + pair).to(gl.int64, bitcast=True), row_bytes)
+            x += more_x
+            y += more_y
+        column = c + pair
+        gl.store(parts + column, x, mask=(column > 0) & (column < span - 1))
+        gl.store(parts + column + 1, y, mask=column + 1 < span - 1)
+
+
+@gluon.jit
+def sum_distances(use, bars, sizes, work, spans, CONSUMERS: gl.constexpr, GRAD: gl.constexpr):
     parts_ptr, band_ptr, ends_ptr = use
     band_full, band_empty = bars
     q_length, k_length, heads, group, batch, spread = sizes
     tiles_ptr, tiles_row, order_ptr, order_row = work
     row, lo, hi, bias_lo, bias_hi, pitch = spans
     if GRAD:
-        kv_heads = heads // group
-        blocks = (k_length + KEYS - 1) // KEYS
+        blocks = (k_length + CONSUMERS * OWN - 1) // (CONSUMERS * OWN)
         program = gl.program_id(0)
-        band = band_ptr + program * KEYS * pitch
-        ends = ends_ptr + program * 4
+        band = band_ptr + program * (CONSUMERS * ROWS) * pitch
+        ends = ends_ptr + program * (2 * CONSUMERS)
         span = bias_hi - bias_lo + 1
         for turn in range(count_turns(order_ptr, order_row)):
             bh, block = find_keys(order_ptr, order_row, turn, blocks)
-            first, right0, right1, left0, left1, last, clear0, clear1, offset = load_tiles(
-                tiles_ptr, tiles_row, bh // kv_heads, block
-            )
             for member in range(group):
-                parts = parts_ptr + ((bh * group + member) * blocks + block).to(gl.int64) * span
+                clear_band(band, span, pitch, CONSUMERS)
+                gl.thread_barrier()
+                mbarrier.arrive(band_empty.index(0))
                 mbarrier.wait(band_full.index(0), (turn * group + member) & 1)
-                sum_columns(band, parts, block * KEYS + offset, first * BM, last * BM, bias_lo, bias_hi, pitch)
-                at_left = gl.load(ends) + gl.load(ends + 2)
-                at_right = gl.load(ends + 1) + gl.load(ends + 3)
+                parts = parts_ptr + ((bh * group + member) * blocks + block).to(gl.int64) * span
+                sum_columns(band, parts, span, pitch, CONSUMERS)
+                at_left = gl.load(ends)
+                at_right = gl.load(ends + 1)
+                for i in gl.static_range(1, CONSUMERS):
+                    at_left += gl.load(ends + 2 * i)
+                    at_right += gl.load(ends + 2 * i + 1)
                 gl.store(parts, at_left + gl.where(span == 1, at_right, 0.0))
                 gl.store(parts + (span - 1), at_right, mask=span > 1)
                 gl.thread_barrier()
-                mbarrier.arrive(band_empty.index(0))

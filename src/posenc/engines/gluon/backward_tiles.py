@@ -7,8 +7,9 @@ from triton.experimental.gluon import language as gl
 
 from .kernel import near_tile
 
-KEYS = gl.constexpr(128)  # of a block: 64 for each consumer
-HALF = gl.constexpr(64)  # keys of a consumer
+OWN = gl.constexpr(64)  # keys of a consumer; a block has as many for each
+KEYS = gl.constexpr(128)  # of a block with content terms: of two consumers
+HALF = gl.constexpr(64)
 LEFT = gl.constexpr(0)  # copies of lse, by tile
 RIGHT = gl.constexpr(1)
 NEAR = gl.constexpr(2)

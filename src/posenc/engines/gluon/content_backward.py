@@ -35,146 +35,35 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from .backward import hide, produce
 from .backward_sums import BUFFERS, add_tile, async_add
 from .backward_tiles import HALF, KEYS, NEAR, count_turns, far_query_tile, find_keys, find_queries
-from .kernel import along_rows, by_eights, coordinates, load_tiles, near_tile
-
-
-# ---- bands --------------------------------------------------------------------------------------------------------------
-# Token t's number at distance r is at t (pitch + 1) + r - origin. Within the span, a tile is a matrix whose rows are pitch apart:
-# band_layout.py draws it. Divisions by 16 tell the compiler what that file promises.
-@gluon.jit
-def lies_within(band, dist, BM: gl.constexpr):
-    """Whether all distances of a tile [keys, queries] have numbers of their own; dist: of its first key and first query."""
-    ptr, d_ptr, size, pitch, origin, lo, hi = band
-    return (dist - (BM - 1) >= lo) & (dist + (HALF - 1) <= hi)
-
-
-@gluon.jit
-def lies_within_keys(band, dist, BM: gl.constexpr):
-    """The same for a band over keys, by -r."""
-    ptr, d_ptr, size, pitch, origin, lo, hi = band
-    return (-dist - (HALF - 1) >= lo) & ((BM - 1) - dist <= hi)
-
-
-@gluon.jit
-def begin_tile(band, head, first):
-    """Of a head's numbers: where distance 0 of a tile's first token would be."""
-    ptr, d_ptr, size, pitch, origin, lo, hi = band
-    return head.to(gl.int64) * (size // 16 * 16) + first.to(gl.int64) * (pitch + 1) - origin
-
-
-@gluon.jit
-def begin_tile_of_keys(band, head, n0, dist):
-    """The same for a band over keys, less the distance of the tile's first key and query: a multiple of 16."""
-    ptr, d_ptr, size, pitch, origin, lo, hi = band
-    return (head.to(gl.int64) * size + n0.to(gl.int64) * (pitch + 1) - (origin + dist)) // 16 * 16
-
-
-@gluon.jit
-def load_queries_band(band, head, m0, dist, q_length, BM: gl.constexpr, S_L: gl.constexpr):
-    """A band's numbers for a tile [keys, queries], the ends repeated beyond the span."""
-    ptr, d_ptr, size, pitch, origin, lo, hi = band
-    row, eight, column = coordinates(by_eights(gl.zeros([HALF, BM], gl.float32, S_L)))
-    begin = begin_tile(band, head, m0)
-    if lies_within(band, dist, BM) & (m0 + BM <= q_length):
-        x = gl.load((ptr + (begin + dist)) + (row + column * pitch) + 8 * pitch * eight)
-    else:
-        i = gl.minimum(column + 8 * eight, q_length - 1 - m0)
-        r = gl.minimum(gl.maximum((row - column + dist) - 8 * eight, lo), hi)
-        x = gl.load((ptr + begin) + (i * (pitch + 1) + r))
-    return gl.convert_layout(gl.reshape(x.to(gl.float32), [HALF, BM]), S_L)
-
-
-@gluon.jit
-def load_keys_band(band, head, n0, dist, k_length, BM: gl.constexpr, S_L: gl.constexpr):
-    """The same of a band over keys, by -r."""
-    ptr, d_ptr, size, pitch, origin, lo, hi = band
-    row, eight, column = coordinates(by_eights(gl.zeros([HALF, BM], gl.float32, S_L)))
-    if lies_within_keys(band, dist, BM) & (n0 + HALF <= k_length):
-        begin = begin_tile_of_keys(band, head, n0, dist)
-        x = gl.load((ptr + begin) + (row * (pitch // 16 * 16) + column) + 8 * eight)
-    else:
-        j = gl.maximum(gl.minimum(row, k_length - 1 - n0), -n0)
-        r = gl.minimum(gl.maximum((column - row - dist) + 8 * eight, lo), hi)
-        x = gl.load((ptr + begin_tile(band, head, n0)) + (j * (pitch + 1) + r))
-    return gl.convert_layout(gl.reshape(x.to(gl.float32), [HALF, BM]), S_L)
-
-
-@gluon.jit
-def store_queries_band(band, outer, ds, head, m0, dist, q_length, scale):
-    """ds of a near tile within the span into d_rows; sums over its keys beyond the span are added to outer, of two consumers at most:
-    the same bits in either order."""
-    ptr, d_ptr, size, pitch, origin, lo, hi = band
-    BM: gl.constexpr = ds.shape[1]
-    x = by_eights(ds)
-    row, eight, column = coordinates(x)
-    low = (x * scale).to(d_ptr.dtype.element_ty)
-    begin = begin_tile(band, head, m0)
-    if lies_within(band, dist, BM) & (m0 + BM <= q_length):
-        gl.store((d_ptr + (begin + dist)) + (row + column * pitch) + 8 * pitch * eight, low)
-    else:
-        i = column + 8 * eight
-        r = (row - column + dist) - 8 * eight
-        is_inside = (r >= lo) & (r <= hi) & (i < q_length - m0)
-        gl.store((d_ptr + begin) + (i * (pitch + 1) + r), low, mask=is_inside)
-        beyond = gl.sum(gl.where((r < lo) | (r > hi), x, 0.0), 0)
-        at = gl.expand_dims(gl.arange(0, BM // 8, gl.SliceLayout(1, beyond.type.layout)), 1) * 8
-        at += gl.expand_dims(gl.arange(0, 8, gl.SliceLayout(0, beyond.type.layout)), 0)
-        gl.atomic_add(outer + m0 + at, beyond, sem="relaxed")
-
-
-@gluon.jit
-def store_keys_band(band, ds, below, above, head, n0, dist, k_length, scale):
-    """ds of a near tile between the ends of the span into d_cols; and the sums at and beyond the ends with this tile's."""
-    ptr, d_ptr, size, pitch, origin, lo, hi = band
-    BM: gl.constexpr = ds.shape[1]
-    x = by_eights(ds)
-    row, eight, column = coordinates(x)
-    low = (x * scale).to(d_ptr.dtype.element_ty)
-    # less than the whole span: its ends are sums
-    if (-dist - (HALF - 1) > lo) & ((BM - 1) - dist < hi) & (n0 + HALF <= k_length):
-        begin = begin_tile_of_keys(band, head, n0, dist)
-        gl.store((d_ptr + begin) + (row * (pitch // 16 * 16) + column) + 8 * eight, low)
-    else:
-        r = (column - row - dist) + 8 * eight
-        is_inside = (r > lo) & (r < hi) & (row < k_length - n0)
-        gl.store((d_ptr + begin_tile(band, head, n0)) + (row * (pitch + 1) + r), low, mask=is_inside)
-        below += gl.sum(gl.where(r <= lo, x, 0.0), 1)
-        above += gl.sum(gl.where((r >= hi) & (r > lo), x, 0.0), 1)
-    return below, above
-
-
-@gluon.jit
-def store_keys_ends(band, below, above, head, n0, k_length, scale):
-    ptr, d_ptr, size, pitch, origin, lo, hi = band
-    below, above = gl.sum(below, 1) * scale, gl.sum(above, 1) * scale
-    j = gl.arange(0, HALF, below.type.layout)
-    place = (d_ptr + begin_tile(band, head, n0)) + j * (pitch + 1)
-    below += gl.where(hi > lo, 0.0, above)  # a span of one distance: it is both ends
-    gl.store(place + lo, below.to(d_ptr.dtype.element_ty), mask=j < k_length - n0)
-    gl.store(place + hi, above.to(d_ptr.dtype.element_ty), mask=(j < k_length - n0) & (hi > lo))
+from .bands import load_by_columns, load_by_rows, store_by_columns, store_by_rows, store_row_ends
+from .kernel import along_rows, by_eights, load_tiles, near_tile
 
 
 # ---- adder --------------------------------------------------------------------------------------------------------------
 @gluon.jit
-def store_sums(outer, ds, ones_smem):
-    """Sums of ds [keys, queries] over keys, as a product with ones: queries as rows if there are 64, which needs few registers."""
+def sum_keys(ds, ones_smem, BESIDE: gl.constexpr):
+    """Starts the sums of ds [keys, queries] over keys, as a product with ones, all of whose columns (BESIDE) or rows are alike. BESIDE: the
+    queries are rows, which needs four registers beside another product, and 64 queries."""
     BM: gl.constexpr = ds.shape[1]
-    if BM == 64:
+    if BESIDE:
         L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 8, 16])
         zero = gl.zeros([BM, 8], gl.float32, L)
-        sums = warpgroup_mma(ds.permute((1, 0)), ones_smem.permute((1, 0)), zero, use_acc=False, is_async=True)
-        sums = warpgroup_mma_wait(0, deps=(sums,))
-        i = gl.expand_dims(gl.arange(0, BM, gl.SliceLayout(1, L)), 1)
-        column = gl.expand_dims(gl.arange(0, 8, gl.SliceLayout(0, L)), 0)
-        gl.store(outer + i + 0 * column, sums, mask=column + 0 * i == 0)
+        return warpgroup_mma(ds.permute((1, 0)), ones_smem.permute((1, 0)), zero, use_acc=False, is_async=True)
     else:
-        L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BM, 16])
-        ones = gl.full([64, KEYS], 1.0, ds.dtype, gl.DotOperandLayout(0, L, 2))
-        sums = warpgroup_mma(ones, ds, gl.zeros([64, BM], gl.float32, L), use_acc=False, is_async=True)
-        sums = warpgroup_mma_wait(0, deps=(sums,))
-        row = gl.expand_dims(gl.arange(0, 64, gl.SliceLayout(1, L)), 1)
-        i = gl.expand_dims(gl.arange(0, BM, gl.SliceLayout(0, L)), 0)
-        gl.store(outer + i + 0 * row, sums, mask=row + 0 * i == 0)
+        T_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BM, 16])
+        ones = gl.full([64, KEYS], 1.0, ds.dtype, gl.DotOperandLayout(0, T_L, 2))
+        return warpgroup_mma(ones, ds, gl.zeros([64, BM], gl.float32, T_L), use_acc=False, is_async=True)
+
+
+@gluon.jit
+def store_sums(outer, sums, BESIDE: gl.constexpr):
+    L: gl.constexpr = sums.type.layout
+    row = gl.expand_dims(gl.arange(0, sums.shape[0], gl.SliceLayout(1, L)), 1)
+    column = gl.expand_dims(gl.arange(0, sums.shape[1], gl.SliceLayout(0, L)), 0)
+    if BESIDE:
+        gl.store(outer + row + 0 * column, sums, mask=column + 0 * row == 0)
+    else:
+        gl.store(outer + column + 0 * row, sums, mask=row + 0 * column == 0)
 
 
 @gluon.jit
@@ -184,9 +73,9 @@ def add_dq_and_outer(use, bars, sizes, work, SLOTS: gl.constexpr, ADD: gl.conste
     kv_full, kv_empty, ds_full, ds_empty = bars
     q_length, k_length, heads, group, batch, spread = sizes
     tiles_ptr, tiles_row, order_ptr, order_row = work
-    BUFFERED: gl.constexpr = k_smem.shape[0]
     D: gl.constexpr = k_smem.shape[4]
     BM: gl.constexpr = ds_smem.shape[2]
+    BESIDE: gl.constexpr = BM == 64 and D == 64
     L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BM, 16])
     kv_heads = heads // group
     blocks = (k_length + KEYS - 1) // KEYS
@@ -197,9 +86,8 @@ def add_dq_and_outer(use, bars, sizes, work, SLOTS: gl.constexpr, ADD: gl.conste
         first, right0, right1, left0, left1, last, clear0, clear1, offset = load_tiles(
             tiles_ptr, tiles_row, bh // kv_heads, block
         )
-        own = turn % BUFFERED
-        mbarrier.wait(kv_full.index(own), (turn // BUFFERED) & 1)
-        k = k_smem.index(own).reshape([KEYS, D]).permute((1, 0))
+        mbarrier.wait(kv_full.index(0), turn & 1)
+        k = k_smem.index(0).reshape([KEYS, D]).permute((1, 0))
         for member in range(group):
             head = bh * group + member
             outer = outer_ptr + (head * blocks + block).to(gl.int64) * (q_tiles * BM)
@@ -208,26 +96,34 @@ def add_dq_and_outer(use, bars, sizes, work, SLOTS: gl.constexpr, ADD: gl.conste
                 slot = step % SLOTS
                 mbarrier.wait(ds_full.index(slot), (step // SLOTS) & 1)
                 zero = gl.zeros([64, BM], gl.float32, L)
-                if OUTER:
+                if OUTER and not BESIDE:
                     if copy != NEAR:
-                        store_sums(outer + tile * BM, ds_smem.index(slot), ones_smem)
+                        sums = sum_keys(ds_smem.index(slot), ones_smem, BESIDE)
+                        store_sums(outer + tile * BM, warpgroup_mma_wait(0, deps=(sums,)), BESIDE)
                 if ADD == 3:
                     tma.store_wait(BUFFERS - 1)
                     gl.thread_barrier()
                 for c in gl.static_range(D // 64):
                     dq = warpgroup_mma(k.slice(64 * c, 64, 0), ds_smem.index(slot), zero, use_acc=False, is_async=True)
-                    dq = warpgroup_mma_wait(0, deps=(dq,))
+                    if OUTER and BESIDE:  # of near tiles too: a branch between the products would cost more
+                        sums = sum_keys(ds_smem.index(slot), ones_smem, BESIDE)
+                        dq, sums = warpgroup_mma_wait(0, deps=(dq, sums))
+                    else:
+                        dq = warpgroup_mma_wait(0, deps=(dq,))
                     if c == D // 64 - 1:
                         mbarrier.arrive(ds_empty.index(slot))
                     if ADD == 2:
                         add_tile(dq_ptr + (head * q_tiles + tile).to(gl.int64) * (BM * D) + c * 64 * BM, dq)
                     if ADD == 3:
                         dq_smem.index(step % BUFFERS).slice(64 * c, 64, 0).store(dq)
+                if OUTER and BESIDE:
+                    if copy != NEAR:
+                        store_sums(outer + tile * BM, sums, BESIDE)
                 if ADD == 3:
                     fence_async_shared()
                     async_add(dq_ptr, [(head * q_tiles + tile) * D, 0], dq_smem.index(step % BUFFERS))
                 step += 1
-        mbarrier.arrive(kv_empty.index(own))
+        mbarrier.arrive(kv_empty.index(0))
     tma.store_wait(0)
 
 
@@ -256,14 +152,14 @@ def content_step(
     dist = n0 - m0 + offset
     begin = zero
     if IS_NEAR and ROWS:
-        begin = load_queries_band(rows, head, m0, dist, q_length, BM, S_L)
+        begin = load_by_columns(rows, head, m0, dist, q_length, HALF, BM, S_L)
     if IS_NEAR and COLS:
-        begin += load_keys_band(cols, head, n0, dist, k_length, BM, S_L)
+        begin += load_by_rows(cols, head, n0, -dist, k_length, HALF, BM, S_L)
     if COLS and not IS_NEAR:
         begin += along_rows(far_keys, zero)
     begin_dp = zero
     if IS_NEAR and MASS:
-        begin_dp = load_queries_band(mass, head, m0, dist, q_length, BM, S_L)
+        begin_dp = load_by_columns(mass, head, m0, dist, q_length, HALF, BM, S_L)
     mbarrier.wait(full.index(at), (step // STAGES) & 1)
     if (IS_NEAR and ROWS) or COLS:
         s = warpgroup_mma(k, q.permute((1, 0)), begin, is_async=True)
@@ -294,10 +190,10 @@ def content_step(
     mbarrier.arrive(ds_full.index(slot))
     natural = scale * 0.6931471805599453
     if IS_NEAR and D_ROWS:
-        store_queries_band(rows, outer, ds, head, m0, dist, q_length, natural)
+        store_by_columns(rows, outer, ds, head, m0, dist, q_length, natural)
     if D_COLS:
         if IS_NEAR:
-            below, above = store_keys_band(cols, ds, below, above, head, n0, dist, k_length, natural)
+            below, above = store_by_rows(cols, ds, below, above, head, n0, -dist, k_length, natural)
         else:
             below += gl.sum(by_eights(ds), 1)
     dk, dv = warpgroup_mma_wait(0, deps=(dk, dv))
@@ -323,7 +219,6 @@ def consume_content(
     S_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BM, 16])
     O_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     A_L: gl.constexpr = gl.DotOperandLayout(0, O_L, 2)
-    BUFFERED: gl.constexpr = k_smem.shape[0]
     kv_heads = heads // group
     blocks = (k_length + KEYS - 1) // KEYS
     q_tiles = (q_length + BM - 1) // BM
@@ -342,10 +237,9 @@ def consume_content(
             doc_k_ptr + b * doc_k_row,
             doc_queries_ptr + b * doc_queries_row,
         )
-        own = turn % BUFFERED
-        mbarrier.wait(kv_full.index(own), (turn // BUFFERED) & 1)
-        k = k_smem.index(own).reshape([KEYS, D]).slice(CID * HALF, HALF, 0)
-        v = v_smem.index(own).reshape([KEYS, D]).slice(CID * HALF, HALF, 0)
+        mbarrier.wait(kv_full.index(0), turn & 1)
+        k = k_smem.index(0).reshape([KEYS, D]).slice(CID * HALF, HALF, 0)
+        v = v_smem.index(0).reshape([KEYS, D]).slice(CID * HALF, HALF, 0)
         dk = gl.zeros([HALF, D], gl.float32, O_L)
         dv = gl.zeros([HALF, D], gl.float32, O_L)
         nothing = gl.sum(by_eights(gl.zeros([HALF, BM], gl.float32, S_L)), 1)
@@ -392,9 +286,9 @@ def consume_content(
                 step += 1
                 done += 1
             if D_COLS:
-                store_keys_ends(cols, below, above, head, n0, k_length, natural)
+                store_row_ends(cols, below, above, head, n0, k_length, natural)
 
-        mbarrier.arrive(kv_empty.index(own))
+        mbarrier.arrive(kv_empty.index(0))
         dv = warpgroup_mma(p_a, do_smem.index(before).reshape([BM, D]), dv, use_acc=done > 1, is_async=True)
         ds = ds_smem.index((step + SLOTS - 1) % SLOTS).slice(CID * HALF, HALF, 0)
         dk = warpgroup_mma(ds, q_smem.index(before).reshape([BM, D]), dk, use_acc=done > 1, is_async=True)
@@ -430,7 +324,7 @@ def backward_content(
     rows_ptr, d_rows_ptr, rows_size, rows_pitch, rows_origin, rows_lo, rows_hi,  # bands, or unused; size: elements of a head
     cols_ptr, d_cols_ptr, cols_size, cols_pitch, cols_origin, cols_lo, cols_hi,
     mass_ptr, mass_size, mass_pitch, mass_origin, mass_lo, mass_hi,
-    BUFFERED: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, ADD: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr, MASS: gl.constexpr,
+    STAGES: gl.constexpr, SLOTS: gl.constexpr, ADD: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr, MASS: gl.constexpr,
     D_ROWS: gl.constexpr, D_COLS: gl.constexpr, WINDOW: gl.constexpr, PADDED: gl.constexpr, DOCS: gl.constexpr,
     CONSUMER_REGISTERS: gl.constexpr, ADDER_REGISTERS: gl.constexpr, REGISTERS: gl.constexpr,
 ):  # fmt: skip
@@ -438,8 +332,8 @@ def backward_content(
     DTYPE: gl.constexpr = q_desc.dtype
     BM: gl.constexpr = q_desc.block_shape[2]
     D: gl.constexpr = q_desc.block_shape[3]
-    k_smem = gl.allocate_shared_memory(DTYPE, [BUFFERED, 1, 1, KEYS, D], k_desc.layout)
-    v_smem = gl.allocate_shared_memory(DTYPE, [BUFFERED, 1, 1, KEYS, D], v_desc.layout)
+    k_smem = gl.allocate_shared_memory(DTYPE, [1, 1, 1, KEYS, D], k_desc.layout)
+    v_smem = gl.allocate_shared_memory(DTYPE, [1, 1, 1, KEYS, D], v_desc.layout)
     q_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, BM, D], q_desc.layout)
     do_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, BM, D], do_desc.layout)
     o_smem = gl.allocate_shared_memory(DTYPE, [4, 1, 1, HALF, D], dk_desc.layout)
@@ -454,15 +348,14 @@ def backward_content(
         ones_smem = gl.allocate_shared_memory(DTYPE, [8, KEYS], gl.NVMMASharedLayout(128, 16, 2))
         ones_smem.store(gl.full([8, KEYS], 1.0, DTYPE, gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])))
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
-    kv_full = gl.allocate_shared_memory(gl.int64, [BUFFERED, 1], BARRIER)
-    kv_empty = gl.allocate_shared_memory(gl.int64, [BUFFERED, 1], BARRIER)
+    kv_full = gl.allocate_shared_memory(gl.int64, [1, 1], BARRIER)
+    kv_empty = gl.allocate_shared_memory(gl.int64, [1, 1], BARRIER)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
     ds_full = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], BARRIER)
     ds_empty = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], BARRIER)
-    for i in gl.static_range(BUFFERED):
-        mbarrier.init(kv_full.index(i), count=1)
-        mbarrier.init(kv_empty.index(i), count=3)
+    mbarrier.init(kv_full.index(0), count=1)
+    mbarrier.init(kv_empty.index(0), count=3)
     for i in gl.static_range(STAGES):
         mbarrier.init(full.index(i), count=1)
         mbarrier.init(empty.index(i), count=2)

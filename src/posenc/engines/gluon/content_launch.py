@@ -12,7 +12,6 @@ from ..triton.arguments import Inputs, Numbers
 from ..triton.band_layout import Band
 from ..triton.launch import make_masks, position_args
 from ..triton.launcher import Launch
-from . import backward_launch
 from .backward_launch import BEYOND, Schedule, _describe_sums, _view, order_blocks
 from .backward_prepare import finish
 from .backward_tiles import HALF, KEYS
@@ -21,7 +20,7 @@ from .content_prepare import finish_rows, prepare_content
 from .kernel import NUMBERS
 from .launch import LOG2E, NO_LIMIT, _describe, _rows
 
-SCHEDULES = {64: backward_launch.SCHEDULES[64], 128: backward_launch.SCHEDULES[128]._replace(registers=(200, 88, 24))}
+SCHEDULES = {64: Schedule(), 128: Schedule(queries=32, add=3, registers=(200, 88, 24))}
 
 
 def is_one_sided(x: Inputs, num: Numbers) -> bool:
@@ -76,7 +75,7 @@ def run_backward(
         lse if cols is None else cols.ends, outer, scale * LOG2E, 0 if cols is None else cols.rows, q_length, k_length, heads, heads // kv_heads, batch,
         s.spread, NO_LIMIT if left is None else left, NO_LIMIT if right is None else right, 0 if batch_rows == 1 else blocks * NUMBERS.value, order_row, *mask_rows,
         *_flatten(rows, d_rows, q), *_flatten(cols, d_cols, q), *_flatten(mass, mass, q)[1:],
-        BUFFERED=s.buffers, STAGES=s.stages, SLOTS=s.slots, ADD=s.add, ROWS=rows is not None, COLS=cols is not None, MASS=mass is not None,
+        STAGES=s.stages, SLOTS=s.slots, ADD=s.add, ROWS=rows is not None, COLS=cols is not None, MASS=mass is not None,
         D_ROWS=d_rows is not None, D_COLS=d_cols is not None, WINDOW=left is not None, PADDED=x.key_mask is not None, DOCS=x.doc_q is not None,
         CONSUMER_REGISTERS=s.registers[0], ADDER_REGISTERS=s.registers[1], REGISTERS=s.registers[2], num_warps=4,
     )  # fmt: skip

@@ -52,7 +52,7 @@ def prepare_content(
         tl.store(dq + (bh * tiles_of_queries + tile) * BM * D + tl.arange(0, BM * D), tl.zeros([BM * D], tl.float32))
     else:
         at = pid - batch_heads * tiles_of_queries
-        split_keys(at, tiles, count, positions, masks, q_length, k_length, offset, left, right, lo, hi, BM, KEYS)
+        split_keys(at, tiles, count, positions, masks, q_length, k_length, offset, left, right, lo, hi, BM, KEYS, KEYS)
 
 
 @triton.jit(do_not_specialize=["row", "blocks", "q_length", "offset", "size", "pitch", "origin", "lo", "hi", "scale"])

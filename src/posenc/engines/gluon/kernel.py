@@ -204,6 +204,90 @@ def softmax(s, m, scale, shift, slope, dist, S_L: gl.constexpr, NEAR: gl.constex
     return p, gl.exp2(m - base), m_new
 
 
+# ---- a consumer's block, as in every forward kernel ----------------------------------------------------------------------
+@gluon.jit
+def find_own_tiles(m0, first, last, limits, BN: gl.constexpr):
+    """How many of the block's tiles a consumer's queries from m0 on see, and the keys between which no limit hides any from them."""
+    q_length, k_length, left, right = limits
+    end = gl.minimum(m0 + ROWS, q_length) + (k_length - q_length) + right  # of the keys that these queries see
+    own = gl.minimum((gl.maximum(end, 0) + BN - 1) // BN, last)
+    own = gl.where(m0 < q_length, gl.maximum(own - first, 1), 0)
+    inner0 = gl.minimum(m0 + ROWS, q_length) - 1 + (k_length - q_length) - left
+    inner1 = gl.minimum(m0 + (k_length - q_length) + right + 1, k_length)
+    return own, inner0, inner1
+
+
+@gluon.jit
+def masks_of_row(masks, b):
+    """The masks of a batch row, for hide."""
+    bits_ptr, doc_q_ptr, doc_k_ptr, doc_keys_ptr, bits_row, doc_q_row, doc_k_row, doc_keys_row = masks
+    return (
+        bits_ptr + b * bits_row,
+        doc_q_ptr + b * doc_q_row,
+        doc_k_ptr + b * doc_k_row,
+        doc_keys_ptr + b * doc_keys_row,
+    )
+
+
+@gluon.jit
+def is_touched(tile, n0, inner0, inner1, clear0, clear1, BN: gl.constexpr, PADDED: gl.constexpr, DOCS: gl.constexpr):
+    """Whether a mask may touch the tile."""
+    is_masked = (n0 < inner0) | (n0 + BN > inner1)
+    if PADDED or DOCS:
+        is_masked = is_masked | (tile < clear0) | (tile >= clear1)
+    return is_masked
+
+
+@gluon.jit
+def begin_sums(
+    DTYPE: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, S_L: gl.constexpr, O_L: gl.constexpr, P_L: gl.constexpr
+):
+    """Before the first tile: probabilities, maxima, sums and output."""
+    m = gl.full([ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, S_L))
+    nothing = gl.zeros([ROWS, BN], gl.float32, S_L)
+    l = gl.sum(by_eights(nothing), 1)
+    p = gl.convert_layout(nothing.to(DTYPE), P_L)
+    return p, m, l, gl.zeros([ROWS, D], gl.float32, O_L)
+
+
+@gluon.jit
+def finish_block(
+    p, m, l, acc, step, place, q_length, o_desc, lse_ptr, o_smem, v_smem, q_empty, empty, S_L: gl.constexpr, CID: gl.constexpr, STAGES: gl.constexpr
+):  # fmt: skip
+    """Multiplies the values of the last tile, and stores the output and the log-sum-exp. place: batch row, head, head of all rows, query."""
+    b, h, bh, m0 = place
+    BN: gl.constexpr = v_smem.shape[3]
+    D: gl.constexpr = v_smem.shape[4]
+    at = step % STAGES
+    acc_new = warpgroup_mma(p, v_smem.index(at).reshape([BN, D]), acc, is_async=True)
+    mbarrier.arrive(q_empty.index(CID))
+    total = gl.convert_layout(gl.sum(l, 1), gl.SliceLayout(1, S_L))
+    is_empty = total == 0.0
+    lse = gl.where(is_empty, float("inf"), m + gl.log2(total))
+    inverse = 1.0 / gl.where(is_empty, 1.0, total)
+    acc = warpgroup_mma_wait(0, deps=(acc_new,))
+    mbarrier.arrive(empty.index(at))
+    if m0 < q_length:
+        rows = m0 + gl.arange(0, ROWS, gl.SliceLayout(1, S_L))
+        padded = (q_length + 63) // 64 * 64
+        gl.store(lse_ptr + bh.to(gl.int64) * padded + rows, lse, mask=rows < q_length)
+        tma.store_wait(0)
+        gl.thread_barrier()
+        o_smem.index(CID).reshape([ROWS, D]).store((acc * along_rows(inverse, acc)).to(v_smem.dtype))
+        fence_async_shared()
+        tma.async_copy_shared_to_global(o_desc, [b, h, m0, 0], o_smem.index(CID))
+
+
+@gluon.jit
+def skip_slot(step, full, empty, CID: gl.constexpr, NC: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr):
+    """A slot of keys that only later queries see."""
+    if TURNS:
+        wait_turn(CID)
+        pass_turn((CID + 1) % NC)
+    mbarrier.wait(full.index(step % STAGES), (step // STAGES) & 1)
+    mbarrier.arrive(empty.index(step % STAGES))
+
+
 # ---- the roles --------------------------------------------------------------------------------------------------------
 @gluon.jit
 def produce(load, bars, sizes, NC: gl.constexpr, STAGES: gl.constexpr):
@@ -299,7 +383,6 @@ def consume(
     TABLE: gl.constexpr, SLOPES: gl.constexpr, WINDOW: gl.constexpr, PADDED: gl.constexpr, DOCS: gl.constexpr,
 ):  # fmt: skip
     o_desc, lse_ptr, tiles_ptr, table_ptr, slopes_ptr, q_smem, o_smem, k_smem, v_smem = use
-    bits_ptr, doc_q_ptr, doc_k_ptr, doc_keys_ptr, bits_row, doc_q_row, doc_k_row, doc_keys_row = masks
     q_full, q_empty, full, empty = bars
     q_length, k_length, heads, group, batch_heads, section, left, right, tiles_row, row, lo, hi = sizes
     BN: gl.constexpr = k_smem.shape[3]
@@ -318,10 +401,8 @@ def consume(
         m0 = block * BM + CID * ROWS
         b = bh // heads
         first, left0, left1, right0, right1, last, clear0, clear1, offset = load_tiles(tiles_ptr, tiles_row, b, block)
-        n = last - first
-        end = gl.minimum(m0 + ROWS, q_length) + (k_length - q_length) + right  # of the keys that these queries see
-        own = gl.minimum((gl.maximum(end, 0) + BN - 1) // BN, last)
-        own = gl.where(m0 < q_length, gl.maximum(own - first, 1), 0)
+        limits = (q_length, k_length, left, right)
+        own, inner0, inner1 = find_own_tiles(m0, first, last, limits, BN)
         far = gl.minimum((left1 - left0) + (right1 - right0), own)
         table = table_ptr
         shift = 0.0
@@ -333,25 +414,12 @@ def consume(
         slope = 0.0
         if SLOPES:
             slope = gl.load(slopes_ptr + bh % heads) * 1.4426950408889634
-        of_row = (
-            bits_ptr + b * bits_row,
-            doc_q_ptr + b * doc_q_row,
-            doc_k_ptr + b * doc_k_row,
-            doc_keys_ptr + b * doc_keys_row,
-        )
-        limits = (q_length, k_length, left, right)
-        # keys that no limit hides from any of these queries
-        inner0 = gl.minimum(m0 + ROWS, q_length) - 1 + (k_length - q_length) - left
-        inner1 = gl.minimum(m0 + (k_length - q_length) + right + 1, k_length)
+        of_row = masks_of_row(masks, b)
         q = q_smem.index(CID).reshape([ROWS, D])
         mbarrier.wait(q_full.index(CID), turn & 1)
         mbarrier.wait(full.index(step % STAGES), (step // STAGES) & 1)
 
-        m = gl.full([ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, S_L))
-        nothing = gl.zeros([ROWS, BN], gl.float32, S_L)
-        l = gl.sum(by_eights(nothing), 1)
-        p = gl.convert_layout(nothing.to(v_smem.dtype), P_L)
-        acc = gl.zeros([ROWS, D], gl.float32, O_L)
+        p, m, l, acc = begin_sums(v_smem.dtype, BN, D, S_L, O_L, P_L)
         for t in range(far):
             n0 = far_tile(t, left0, left1, right0) * BN
             is_left = t < left1 - left0
@@ -364,42 +432,20 @@ def consume(
         for t in range(own - far):
             tile = near_tile(t, first, left0, left1, right0, right1)
             n0 = tile * BN
-            is_masked = (n0 < inner0) | (n0 + BN > inner1)
-            if PADDED or DOCS:
-                is_masked = is_masked | (tile < clear0) | (tile >= clear1)
+            is_masked = is_touched(tile, n0, inner0, inner1, clear0, clear1, BN, PADDED, DOCS)
             p, m, l, acc = take_step(
                 q, p, m, l, acc, step, scale, 0.0, slope, offset, m0, n0, is_masked, of_row, limits, table, lo, hi, k_smem, v_smem,
                 full, empty, S_L, P_L, CID, NC, STAGES, TURNS, True, TABLE, SLOPES, WINDOW, PADDED, DOCS,
             )  # fmt: skip
             step += 1
 
-        # the values of the last tile
-        at = step % STAGES
-        values = v_smem.index(at).reshape([BN, D])
-        acc_new = warpgroup_mma(p, values, acc, is_async=True)
-        mbarrier.arrive(q_empty.index(CID))
-        total = gl.convert_layout(gl.sum(l, 1), gl.SliceLayout(1, S_L))
-        is_empty = total == 0.0
-        lse = gl.where(is_empty, float("inf"), m + gl.log2(total))
-        inverse = 1.0 / gl.where(is_empty, 1.0, total)
-        acc = warpgroup_mma_wait(0, deps=(acc_new,))
-        mbarrier.arrive(empty.index(at))
+        place = (b, bh % heads, bh, m0)
+        finish_block(
+            p, m, l, acc, step, place, q_length, o_desc, lse_ptr, o_smem, v_smem, q_empty, empty, S_L, CID, STAGES
+        )
         step += 1
-        if m0 < q_length:
-            rows = m0 + gl.arange(0, ROWS, gl.SliceLayout(1, S_L))
-            padded = (q_length + 63) // 64 * 64
-            gl.store(lse_ptr + bh.to(gl.int64) * padded + rows, lse, mask=rows < q_length)
-            tma.store_wait(0)
-            gl.thread_barrier()
-            o_smem.index(CID).reshape([ROWS, D]).store((acc * along_rows(inverse, acc)).to(v_smem.dtype))
-            fence_async_shared()
-            tma.async_copy_shared_to_global(o_desc, [b, bh % heads, m0, 0], o_smem.index(CID))
-        for _ in range(own, n):
-            if TURNS:
-                wait_turn(CID)
-                pass_turn((CID + 1) % NC)
-            mbarrier.wait(full.index(step % STAGES), (step // STAGES) & 1)
-            mbarrier.arrive(empty.index(step % STAGES))
+        for _ in range(own, last - first):
+            skip_slot(step, full, empty, CID, NC, STAGES, TURNS)
             step += 1
     if TURNS and CID == 0:
         wait_turn(0)

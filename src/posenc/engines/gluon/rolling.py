@@ -32,12 +32,17 @@ from .kernel import (
     PAD,
     ROWS,
     along_rows,
-    by_eights,
+    begin_sums,
     count_blocks,
     find_block,
+    find_own_tiles,
+    finish_block,
     hide,
+    is_touched,
     load_tiles,
+    masks_of_row,
     pass_turn,
+    skip_slot,
     softmax,
     wait_turn,
 )
@@ -155,7 +160,6 @@ def consume(
     BIAS: gl.constexpr, WINDOW: gl.constexpr, PADDED: gl.constexpr, DOCS: gl.constexpr,
 ):  # fmt: skip
     o_desc, lse_ptr, tiles_ptr, bias_ptr, q_smem, o_smem, k_smem, v_smem, t_smem = use
-    bits_ptr, doc_q_ptr, doc_k_ptr, doc_keys_ptr, bits_row, doc_q_row, doc_k_row, doc_keys_row = masks
     q_full, q_empty, full, empty, t_full, t_empty = bars
     q_length, k_length, heads, group, batch_heads, section, left, right, tiles_row, table_heads, bias_row, lo, hi = (
         sizes
@@ -166,7 +170,6 @@ def consume(
     O_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     P_L: gl.constexpr = gl.DotOperandLayout(0, O_L, 2)
     count = (q_length + BM - 1) // BM
-    padded = (q_length + 63) // 64 * 64
     limits = (q_length, k_length, left, right)
     program, programs = gl.program_id(0), gl.num_programs(0)
     if TURNS and CID == 0:
@@ -177,20 +180,9 @@ def consume(
         m0 = block * BM + CID * ROWS
         b = bh // heads
         first, left0, left1, right0, right1, last, clear0, clear1, offset = load_tiles(tiles_ptr, tiles_row, b, block)
-        n = last - first
-        end = gl.minimum(m0 + ROWS, q_length) + (k_length - q_length) + right  # of the keys that these queries see
-        own = gl.minimum((gl.maximum(end, 0) + KEYS - 1) // KEYS, last)
-        own = gl.where(m0 < q_length, gl.maximum(own - first, 1), 0)
+        own, inner0, inner1 = find_own_tiles(m0, first, last, limits, KEYS)
         bias = bias_ptr + (bh % heads) * bias_row
-        of_row = (
-            bits_ptr + b * bits_row,
-            doc_q_ptr + b * doc_q_row,
-            doc_k_ptr + b * doc_k_row,
-            doc_keys_ptr + b * doc_keys_row,
-        )
-        # keys that no limit hides from any of these queries
-        inner0 = gl.minimum(m0 + ROWS, q_length) - 1 + (k_length - q_length) - left
-        inner1 = gl.minimum(m0 + (k_length - q_length) + right + 1, k_length)
+        of_row = masks_of_row(masks, b)
         q = q_smem.index(CID).reshape([ROWS, D])
         mbarrier.wait(q_full.index(CID), turn & 1)
 
@@ -209,16 +201,10 @@ def consume(
         for i in gl.static_range(CHUNKS - CID):  # these two, and those before them that only later consumers need
             mbarrier.arrive(t_empty.index((begin + i) % RING))
 
-        m = gl.full([ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, S_L))
-        nothing = gl.zeros([ROWS, KEYS], gl.float32, S_L)
-        l = gl.sum(by_eights(nothing), 1)
-        p = gl.convert_layout(nothing.to(v_smem.dtype), P_L)
-        acc = gl.zeros([ROWS, D], gl.float32, O_L)
+        p, m, l, acc = begin_sums(v_smem.dtype, KEYS, D, S_L, O_L, P_L)
         for t in range(own):
             n0 = (first + t) * KEYS
-            is_masked = (n0 < inner0) | (n0 + KEYS > inner1)
-            if PADDED or DOCS:
-                is_masked = is_masked | (first + t < clear0) | (first + t >= clear1)
+            is_masked = is_touched(first + t, n0, inner0, inner1, clear0, clear1, KEYS, PADDED, DOCS)
             before, after, p, m, l, acc = take_step(
                 q, before, after, p, m, l, acc, step, step + (CHUNKS - 1) * turn + (CHUNKS - CID), scale, m0, n0, is_masked, of_row, limits, bias, dist, lo, hi, k_smem, v_smem,
                 t_smem, full, empty, t_full, t_empty, S_L, P_L, CID, NC, STAGES, RING, TURNS, BIAS, WINDOW, PADDED, DOCS,
@@ -226,32 +212,13 @@ def consume(
             dist += KEYS
             step += 1
 
-        # the values of the last tile
-        at = step % STAGES
-        values = v_smem.index(at).reshape([KEYS, D])
-        acc_new = warpgroup_mma(p, values, acc, is_async=True)
-        mbarrier.arrive(q_empty.index(CID))
-        total = gl.convert_layout(gl.sum(l, 1), gl.SliceLayout(1, S_L))
-        is_empty = total == 0.0
-        lse = gl.where(is_empty, float("inf"), m + gl.log2(total))
-        inverse = 1.0 / gl.where(is_empty, 1.0, total)
-        acc = warpgroup_mma_wait(0, deps=(acc_new,))
-        mbarrier.arrive(empty.index(at))
+        place = (b, bh % heads, bh, m0)
+        finish_block(
+            p, m, l, acc, step, place, q_length, o_desc, lse_ptr, o_smem, v_smem, q_empty, empty, S_L, CID, STAGES
+        )
         step += 1
-        if m0 < q_length:
-            rows = m0 + gl.arange(0, ROWS, gl.SliceLayout(1, S_L))
-            gl.store(lse_ptr + bh.to(gl.int64) * padded + rows, lse, mask=rows < q_length)
-            tma.store_wait(0)
-            gl.thread_barrier()
-            o_smem.index(CID).reshape([ROWS, D]).store((acc * along_rows(inverse, acc)).to(v_smem.dtype))
-            fence_async_shared()
-            tma.async_copy_shared_to_global(o_desc, [b, bh % heads, m0, 0], o_smem.index(CID))
-        for _ in range(own, n):
-            if TURNS:
-                wait_turn(CID)
-                pass_turn((CID + 1) % NC)
-            mbarrier.wait(full.index(step % STAGES), (step // STAGES) & 1)
-            mbarrier.arrive(empty.index(step % STAGES))
+        for _ in range(own, last - first):
+            skip_slot(step, full, empty, CID, NC, STAGES, TURNS)
             step += 1
             # The slot was loaded after the chunks up to this one: no wait is needed.
             mbarrier.arrive(t_empty.index((step + (CHUNKS - 1) * turn + (CHUNKS - 2 - CID)) % RING))

@@ -31,19 +31,26 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from .bands import load_by_columns
 from .kernel import (
     CONSUMERS,
     ROWS,
     along_rows,
+    begin_sums,
     by_eights,
     count_blocks,
     far_tile,
     find_block,
+    find_own_tiles,
+    finish_block,
     hide,
+    is_touched,
     load_tiles,
+    masks_of_row,
     near_tile,
     pass_turn,
     row_max,
+    skip_slot,
     softmax,
     wait_turn,
 )
@@ -162,7 +169,7 @@ def begin_near(
 def take_step(
     q, p, m, l, acc, begin, step, scale, shift, dist, m0, n0, is_masked, masks, limits, k_smem, v_smem, full, empty,
     S_L: gl.constexpr, P_L: gl.constexpr, CID: gl.constexpr, NC: gl.constexpr, STAGES: gl.constexpr, NEAR: gl.constexpr,
-    WINDOW: gl.constexpr, PADDED: gl.constexpr, DOCS: gl.constexpr,
+    COLS: gl.constexpr, WINDOW: gl.constexpr, PADDED: gl.constexpr, DOCS: gl.constexpr,
 ):  # fmt: skip
     """kernel.take_step; shift: a number for each query."""
     BN: gl.constexpr = k_smem.shape[3]
@@ -171,7 +178,7 @@ def take_step(
     k_tile = k_smem.index(at).reshape([BN, D]).permute((1, 0))
     v_tile = v_smem.index(at).reshape([BN, D])
     wait_turn(CID)
-    s_new = warpgroup_mma(q, k_tile, begin, use_acc=NEAR, is_async=True)
+    s_new = warpgroup_mma(q, k_tile, begin, use_acc=NEAR or COLS, is_async=True)
     acc_new = warpgroup_mma(p, v_tile, acc, is_async=True)
     pass_turn((CID + 1) % NC)
     s = warpgroup_mma_wait(1, deps=(s_new,))
@@ -190,10 +197,23 @@ def take_step(
 @gluon.jit
 def consume(
     use, masks, bars, sizes, scale, CID: gl.constexpr, NC: gl.constexpr, STAGES: gl.constexpr, WINDOWS: gl.constexpr,
-    STATES: gl.constexpr, BIAS: gl.constexpr, WINDOW: gl.constexpr, PADDED: gl.constexpr, DOCS: gl.constexpr,
+    STATES: gl.constexpr, BIAS: gl.constexpr, COLS: gl.constexpr, WINDOW: gl.constexpr, PADDED: gl.constexpr, DOCS: gl.constexpr,
 ):  # fmt: skip
-    o_desc, lse_ptr, tiles_ptr, bias_ptr, q_smem, o_smem, k_smem, v_smem, x_smem, t_smem = use
-    bits_ptr, doc_q_ptr, doc_k_ptr, doc_keys_ptr, bits_row, doc_q_row, doc_k_row, doc_keys_row = masks
+    (
+        o_desc,
+        lse_ptr,
+        tiles_ptr,
+        bias_ptr,
+        cols,
+        key_ends_ptr,
+        key_ends_row,
+        q_smem,
+        o_smem,
+        k_smem,
+        v_smem,
+        x_smem,
+        t_smem,
+    ) = use
     q_full, q_empty, full, empty, t_full, t_empty = bars
     q_length, k_length, heads, group, batch_heads, section, left, right, tiles_row, table_heads, bias_row, lo, hi = (
         sizes
@@ -208,7 +228,6 @@ def consume(
     O_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     P_L: gl.constexpr = gl.DotOperandLayout(0, O_L, 2)
     count = (q_length + BM - 1) // BM
-    padded = (q_length + 63) // 64 * 64
     limits = (q_length, k_length, left, right)
     program, programs = gl.program_id(0), gl.num_programs(0)
     if CID == 0:
@@ -220,22 +239,11 @@ def consume(
         m0 = block * BM + CID * ROWS
         b = bh // heads
         first, left0, left1, right0, right1, last, clear0, clear1, offset = load_tiles(tiles_ptr, tiles_row, b, block)
-        n = last - first
-        end = gl.minimum(m0 + ROWS, q_length) + (k_length - q_length) + right  # of the keys that these queries see
-        own = gl.minimum((gl.maximum(end, 0) + BN - 1) // BN, last)
-        own = gl.where(m0 < q_length, gl.maximum(own - first, 1), 0)
+        own, inner0, inner1 = find_own_tiles(m0, first, last, limits, BN)
         of_block = (left1 - left0) + (right1 - right0)
         far = gl.minimum(of_block, own)
         bias = bias_ptr + (bh % heads) * bias_row
-        of_row = (
-            bits_ptr + b * bits_row,
-            doc_q_ptr + b * doc_q_row,
-            doc_k_ptr + b * doc_k_row,
-            doc_keys_ptr + b * doc_keys_row,
-        )
-        # keys that no limit hides from any of these queries
-        inner0 = gl.minimum(m0 + ROWS, q_length) - 1 + (k_length - q_length) - left
-        inner1 = gl.minimum(m0 + (k_length - q_length) + right + 1, k_length)
+        of_row = masks_of_row(masks, b)
         q = q_smem.index(CID).reshape([ROWS, D])
         x = q
         if STATES:
@@ -253,67 +261,48 @@ def consume(
         low = row_max(by_eights(low.to(gl.float32)), S_L)
         high = row_max(by_eights(high.to(gl.float32)), S_L)
 
-        m = gl.full([ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, S_L))
-        nothing = gl.zeros([ROWS, BN], gl.float32, S_L)
-        l = gl.sum(by_eights(nothing), 1)
-        p = gl.convert_layout(nothing.to(DTYPE), P_L)
-        acc = gl.zeros([ROWS, D], gl.float32, O_L)
+        p, m, l, acc = begin_sums(DTYPE, BN, D, S_L, O_L, P_L)
         for t in range(far):
             n0 = far_tile(t, left0, left1, right0) * BN
             shift = gl.where(t < left1 - left0, low, high) * scale
-            zero = gl.zeros([ROWS, BN], gl.float32, S_L)
+            begin = gl.zeros([ROWS, BN], gl.float32, S_L)
+            if COLS:  # a key's end by -r
+                ends = key_ends_ptr + (bh.to(gl.int64) * 2 + gl.where(t < left1 - left0, 1, 0)) * key_ends_row + n0
+                begin += gl.expand_dims(gl.load(ends + gl.arange(0, BN, gl.SliceLayout(0, S_L))), 0)
             p, m, l, acc = take_step(
-                q, p, m, l, acc, zero, step, scale, shift, n0 - m0 + offset, m0, n0, False, of_row, limits,
-                k_smem, v_smem, full, empty, S_L, P_L, CID, NC, STAGES, False, WINDOW, PADDED, DOCS,
+                q, p, m, l, acc, begin, step, scale, shift, n0 - m0 + offset, m0, n0, False, of_row, limits,
+                k_smem, v_smem, full, empty, S_L, P_L, CID, NC, STAGES, False, COLS, WINDOW, PADDED, DOCS,
             )  # fmt: skip
             step += 1
         for t in range(own - far):
             tile = near_tile(t, first, left0, left1, right0, right1)
             n0 = tile * BN
-            is_masked = (n0 < inner0) | (n0 + BN > inner1)
-            if PADDED or DOCS:
-                is_masked = is_masked | (tile < clear0) | (tile >= clear1)
+            is_masked = is_touched(tile, n0, inner0, inner1, clear0, clear1, BN, PADDED, DOCS)
             row = first_row(block * BM, n0, offset, lo, hi) + (2 - CID) * CHUNK
             # plus a zero that ptxas cannot see: otherwise it keeps the addresses of all chunks of a window in registers
             at = window % WINDOWS + window // (1 << 30)
             begin = begin_near(
                 x, t_smem, CHUNKS * at + (2 - CID), bias, row, t_full, t_empty, at, (window // WINDOWS) & 1, BN, S_L, C_L, DTYPE, BIAS
             )  # fmt: skip
+            if COLS:
+                begin += load_by_columns(cols, bh, n0, m0 - n0 - offset, k_length, ROWS, BN, S_L)
             p, m, l, acc = take_step(
                 q, p, m, l, acc, begin, step, scale, 0.0, n0 - m0 + offset, m0, n0, is_masked, of_row, limits,
-                k_smem, v_smem, full, empty, S_L, P_L, CID, NC, STAGES, True, WINDOW, PADDED, DOCS,
+                k_smem, v_smem, full, empty, S_L, P_L, CID, NC, STAGES, True, COLS, WINDOW, PADDED, DOCS,
             )  # fmt: skip
             step += 1
             window += 1
 
-        # the values of the last tile
-        at = step % STAGES
-        values = v_smem.index(at).reshape([BN, D])
-        acc_new = warpgroup_mma(p, values, acc, is_async=True)
-        mbarrier.arrive(q_empty.index(CID))
-        total = gl.convert_layout(gl.sum(l, 1), gl.SliceLayout(1, S_L))
-        is_empty = total == 0.0
-        lse = gl.where(is_empty, float("inf"), m + gl.log2(total))
-        inverse = 1.0 / gl.where(is_empty, 1.0, total)
-        acc = warpgroup_mma_wait(0, deps=(acc_new,))
-        mbarrier.arrive(empty.index(at))
+        place = (b, bh % heads, bh, m0)
+        finish_block(
+            p, m, l, acc, step, place, q_length, o_desc, lse_ptr, o_smem, v_smem, q_empty, empty, S_L, CID, STAGES
+        )
         step += 1
-        if m0 < q_length:
-            rows = m0 + gl.arange(0, ROWS, gl.SliceLayout(1, S_L))
-            gl.store(lse_ptr + bh.to(gl.int64) * padded + rows, lse, mask=rows < q_length)
-            tma.store_wait(0)
-            gl.thread_barrier()
-            o_smem.index(CID).reshape([ROWS, D]).store((acc * along_rows(inverse, acc)).to(DTYPE))
-            fence_async_shared()
-            tma.async_copy_shared_to_global(o_desc, [b, bh % heads, m0, 0], o_smem.index(CID))
-        for t in range(own, n):
+        for t in range(own, last - first):
             if t >= of_block:  # the slot before was loaded after this window: no wait is needed
                 mbarrier.arrive(t_empty.index(window % WINDOWS))
                 window += 1
-            wait_turn(CID)
-            pass_turn((CID + 1) % NC)
-            mbarrier.wait(full.index(step % STAGES), (step // STAGES) & 1)
-            mbarrier.arrive(empty.index(step % STAGES))
+            skip_slot(step, full, empty, CID, NC, STAGES, True)
             step += 1
     if CID == 0:
         wait_turn(0)
@@ -323,7 +312,7 @@ def consume(
 @gluon.jit(
     do_not_specialize=[
         "q_length", "k_length", "heads", "group", "batch_heads", "section", "left", "right", "tiles_row", "table_heads", "bias_row", "bits_row",
-        "doc_q_row", "doc_k_row", "doc_keys_row", "lo", "hi", "scale",
+        "doc_q_row", "doc_k_row", "doc_keys_row", "lo", "hi", "scale", "key_ends_row", "cols_size", "cols_pitch", "cols_origin", "cols_lo", "cols_hi",
     ]
 )  # fmt: skip
 def forward_content(
@@ -333,11 +322,12 @@ def forward_content(
     lse_ptr,  # float32 [B, H, Lq rounded up to 64], base 2
     tiles_ptr,  # int32 [B or 1, blocks, NUMBERS] (kernel.load_tiles)
     bias_ptr,  # float32 [H, SIDE + span + SIDE] (prepare.pad_bias), or unused
+    key_ends_ptr, cols_ptr, key_ends_row, cols_size, cols_pitch, cols_origin, cols_lo, cols_hi,  # triton/band_layout.Band of the keys, or unused
     bits_ptr, doc_q_ptr, doc_k_ptr, doc_keys_ptr,  # as in kernel.forward
     scale,  # base 2
     q_length, k_length, heads, group, batch_heads, section, left, right, tiles_row, table_heads, bias_row, bits_row, doc_q_row, doc_k_row,
     doc_keys_row, lo, hi,
-    STAGES: gl.constexpr, WINDOWS: gl.constexpr, STATES: gl.constexpr, BIAS: gl.constexpr, WINDOW: gl.constexpr, PADDED: gl.constexpr,
+    STAGES: gl.constexpr, WINDOWS: gl.constexpr, STATES: gl.constexpr, BIAS: gl.constexpr, COLS: gl.constexpr, WINDOW: gl.constexpr, PADDED: gl.constexpr,
     DOCS: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """out and lse; arguments are as in kernel.forward. lo, hi: the table's span."""
@@ -375,7 +365,22 @@ def forward_content(
 
     load = (q_desc, k_desc, v_desc, x_desc, t_desc, tiles_ptr, q_smem, k_smem, v_smem, x_smem, t_smem)
     bars = (q_full, q_empty, full, empty, t_full, t_empty)
-    use = (o_desc, lse_ptr, tiles_ptr, bias_ptr, q_smem, o_smem, k_smem, v_smem, x_smem, t_smem)
+    cols = (cols_ptr, cols_ptr, cols_size, cols_pitch, cols_origin, cols_lo, cols_hi)
+    use = (
+        o_desc,
+        lse_ptr,
+        tiles_ptr,
+        bias_ptr,
+        cols,
+        key_ends_ptr,
+        key_ends_row,
+        q_smem,
+        o_smem,
+        k_smem,
+        v_smem,
+        x_smem,
+        t_smem,
+    )
     masks = (bits_ptr, doc_q_ptr, doc_k_ptr, doc_keys_ptr, bits_row, doc_q_row, doc_k_row, doc_keys_row)
     sizes = (
         q_length,
@@ -394,8 +399,8 @@ def forward_content(
     )
     # Constants are repeated in each call: in a tuple that has a name they would become tensors.
     gl.warp_specialize([
-        (consume, (use, masks, bars, sizes, scale, 0, NC, STAGES, WINDOWS, STATES, BIAS, WINDOW, PADDED, DOCS)),
-        (consume, (use, masks, bars, sizes, scale, 1, NC, STAGES, WINDOWS, STATES, BIAS, WINDOW, PADDED, DOCS)),
-        (consume, (use, masks, bars, sizes, scale, 2, NC, STAGES, WINDOWS, STATES, BIAS, WINDOW, PADDED, DOCS)),
+        (consume, (use, masks, bars, sizes, scale, 0, NC, STAGES, WINDOWS, STATES, BIAS, COLS, WINDOW, PADDED, DOCS)),
+        (consume, (use, masks, bars, sizes, scale, 1, NC, STAGES, WINDOWS, STATES, BIAS, COLS, WINDOW, PADDED, DOCS)),
+        (consume, (use, masks, bars, sizes, scale, 2, NC, STAGES, WINDOWS, STATES, BIAS, COLS, WINDOW, PADDED, DOCS)),
         (produce, (load, bars, sizes, NC, STAGES, WINDOWS, STATES)),
     ], [4, 4, 1], [CONSUMER_REGISTERS, CONSUMER_REGISTERS, PRODUCER_REGISTERS])  # fmt: skip

@@ -10,6 +10,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from ..triton.arguments import Inputs, Numbers
+from ..triton.band_layout import Band
 from ..triton.launch import make_masks, position_args
 from ..triton.launcher import Launch
 from . import bad_strides
@@ -27,9 +28,9 @@ class WindowTile(NamedTuple):
     windows: int  # of the table
 
 
-def choose_tile(size: int, width: int, has_states: bool) -> WindowTile | None:
-    """The deepest that fits in shared memory, or None; width: of the table's rows."""
-    keys, width = 128 if size == 64 else 64, _channels(width)
+def choose_tile(size: int, width: int, has_states: bool, has_keys_term: bool = False) -> WindowTile | None:
+    """The deepest that fits in shared memory, or None; width: of the table's rows. A column term leaves no registers for 128 keys."""
+    keys, width = 128 if size == 64 and not has_keys_term else 64, _channels(width)
     rest = 2 * ROWS.value * CONSUMERS.value * (2 * size + width * has_states)  # bytes of queries, output and states
     for tile in (WindowTile(keys, 4, 1), WindowTile(keys, 3, 1), WindowTile(keys, 2, 1)):
         ring = 2 * (tile.stages * 2 * keys * size + tile.windows * (keys + 3 * CHUNK.value) * width)
@@ -39,16 +40,16 @@ def choose_tile(size: int, width: int, has_states: bool) -> WindowTile | None:
 
 
 def run_forward(
-    launch: Launch, x: Inputs, num: Numbers, scale: float, out: Tensor, lse: Tensor, tile: WindowTile | None = None
-) -> tuple[Tensor, Tensor, None]:
-    """launch.run_forward, with a row term. A bias, if there is one, has the same distances."""
+    launch: Launch, x: Inputs, num: Numbers, scale: float, out: Tensor, lse: Tensor, tile: WindowTile | None = None, cols: Band | None = None
+) -> tuple[Tensor, Tensor, None]:  # fmt: skip
+    """launch.run_forward, with a row term. A bias, if there is one, has the same distances, and so has the band of a column term."""
     q, k, v = x.q, x.k, x.v
     states = q if x.states is None else x.states
     if bad_strides(states):  # as of states that the batch shares
         states = states.contiguous()
     batch, heads, q_length, size = q.shape
     k_length, group = k.shape[2], heads // k.shape[1]
-    tile = tile or choose_tile(size, states.shape[3], x.states is not None)
+    tile = tile or choose_tile(size, states.shape[3], x.states is not None, cols is not None)
     queries = ROWS.value * CONSUMERS.value
     count = -(-q_length // queries)
 
@@ -64,7 +65,7 @@ def run_forward(
     programs = batch_rows * count, 0 if bias is None else heads, 0 if bits is None else bits.shape[0] * bits.shape[1]
     launch(
         prepare, sum(programs), tiles, programs[0], count, position_args(x), make_masks(x), q_length, k_length, num.offset, left, right,
-        lo, hi, x.bias, 0 if x.bias is None else x.bias.stride(0), num.bias_lo, num.bias_hi, bias, programs[1], lo - SIDE.value, width, scale,
+        num.lo, num.hi, x.bias, 0 if x.bias is None else x.bias.stride(0), num.bias_lo, num.bias_hi, bias, programs[1], lo - SIDE.value, width, scale,
         bits, queries, tile.keys, 512,
     )  # fmt: skip
 
@@ -76,10 +77,11 @@ def run_forward(
     section = batch * heads if num.right == 0 else 1
     launch(
         forward_content, min(batch * heads * count, processors), _describe(q, ROWS.value), _describe(k, tile.keys), _describe(v, tile.keys),
-        _describe(out, ROWS.value), _describe_states(states), _describe_table(table), lse, tiles, lse if bias is None else bias, *masks,
+        _describe(out, ROWS.value), _describe_states(states), _describe_table(table), lse, tiles, lse if bias is None else bias,
+        *((lse, q, 0, 0, 0, 0, 0, 0) if cols is None else (cols.ends, cols.ptr, cols.rows, cols.h, cols.pitch, cols.origin, cols.lo, cols.hi)), *masks,
         scale * LOG2E, q_length, k_length, heads, group, batch * heads, section, NO_LIMIT if left is None else left,
         NO_LIMIT if right is None else right, 0 if batch_rows == 1 else count * NUMBERS.value, table.shape[0], width, *mask_rows, lo, hi,
-        STAGES=tile.stages, WINDOWS=tile.windows, STATES=x.states is not None, BIAS=bias is not None, WINDOW=left is not None,
+        STAGES=tile.stages, WINDOWS=tile.windows, STATES=x.states is not None, BIAS=bias is not None, COLS=cols is not None, WINDOW=left is not None,
         PADDED=bits is not None, DOCS=x.doc_q is not None, CONSUMER_REGISTERS=REGISTERS[0], PRODUCER_REGISTERS=REGISTERS[1], num_warps=4,
     )  # fmt: skip
     return out, lse, None

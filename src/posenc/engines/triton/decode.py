@@ -139,7 +139,7 @@ def make_rows(
 )  # fmt: skip
 def decode(
     q, q_b, q_h, q_l, k, k_b, k_h, k_l, v, v_b, v_h, v_l,  # [B, heads, L, D], the last stride is 1
-    out, lse, shares,  # contiguous [B, H, Lq, Dv]; float32 [B, H, Lq] or None; float32, see merge_shares, or None
+    out, out_b, out_h, out_l, lse, shares,  # [B, H, Lq, Dv]; float32 [B, H, Lq] or None; float32, see merge_shares, or None
     bias, bias_h, bias_n, bias_rows, bias_lo, bias_hi,  # [H or 1, n], int32 [bias_hi - bias_lo + 1] or None: one for each distance
     rows, rows_lo, rows_hi,  # float32 [B, H, Lq, n], n = rows_hi - rows_lo + 1; with a table [B, H, Lq, splits, n], to be made here
     states, s_b, s_h, s_l, table, t_h, t_l,  # [B, H, Lq, E], [H or 1, n, E]
@@ -271,14 +271,15 @@ def decode(
         tl.store(sums + at_share * 2 + 1, l_i, mask=valid)
     else:
         acc = acc / tl.where(is_empty, 1.0, l_i)[None, :]
-        tl.store(out + at[None, :] * DV + dv[:, None], acc.to(out.dtype.element_ty), mask=inside)
+        out_at = out + b * out_b + h.to(tl.int64) * out_h + i.to(tl.int64) * out_l
+        tl.store(out_at[None, :] + dv[:, None], acc.to(out.dtype.element_ty), mask=inside)
         if lse is not None:
             tl.store(lse + at, tl.where(is_empty, float("-inf"), (m_i + tl.log2(l_i)) * LN2), mask=valid)
 
 
-@triton.jit(do_not_specialize=["splits"])
+@triton.jit(do_not_specialize=["heads", "q_length", "splits"])
 def merge_shares(
-    shares, out, lse, splits, DV: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK: tl.constexpr
+    shares, out, out_b, out_h, out_l, lse, heads, q_length, splits, DV: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     """One program for each query and head. shares: float32 [rows, splits, Dv], unnormalised, and behind them [rows, splits, 2]:
     maximum and sum."""
@@ -305,7 +306,8 @@ def merge_shares(
         m = m_new
     is_empty = l == 0.0
     acc = acc / tl.where(is_empty, 1.0, l)
-    tl.store(out + row * DV + dv, acc.to(out.dtype.element_ty), mask=dv < DV)
+    out += row // (heads * q_length) * out_b + row // q_length % heads * out_h + row % q_length * out_l
+    tl.store(out + dv, acc.to(out.dtype.element_ty), mask=dv < DV)
     if lse is not None:
         tl.store(lse + row, tl.where(is_empty, float("-inf"), (m + tl.log2(l)) * LN2))
 

@@ -171,7 +171,9 @@ def run_decode(x: DecodeInputs, num: Numbers, scale: float, return_lse: bool) ->
     q, k, v = _last_stride_1(x.q), _last_stride_1(x.k), _last_stride_1(x.v)
     batch, heads, q_length, size = q.shape
     _, kv_heads, k_length, v_size = v.shape
-    out = q.new_empty(batch, heads, q_length, v_size)
+    out = torch.empty_strided(
+        (batch, heads, q_length, v_size), out_strides(heads, q_length, v_size, *q.stride()[1:3]), dtype=q.dtype, device=q.device
+    )  # fmt: skip
     lse = q.new_empty(batch, heads, q_length, dtype=torch.float32) if return_lse else None
     if out.numel() == 0 or k_length == 0:
         return out.zero_(), None if lse is None else lse.fill_(float("-inf"))
@@ -215,10 +217,10 @@ def run_decode(x: DecodeInputs, num: Numbers, scale: float, return_lse: bool) ->
         )  # fmt: skip
         key = (
             "decode", device, tile, size, v_size, blocks, tuple([None if one is None else one.dtype for one in tensors]),
-            describe_variant(strides + states_strides + table_strides, tensors),
+            describe_variant(strides + states_strides + table_strides + out.stride()[:3], tensors),
         )  # fmt: skip
         arguments = (
-            q, *strides[:3], k, *strides[3:6], v, *strides[6:], out, lse, shares,
+            q, *strides[:3], k, *strides[3:6], v, *strides[6:], out, *out.stride()[:3], lse, shares,
             x.bias, bias_h, bias_n, x.bias_rows, num.bias_lo, num.bias_hi, rows, num.rows_lo, num.rows_hi,
             states, *states_strides, table, *table_strides, x.shift, x.row_shift,
             x.slopes, x.scales, x.decay_q, x.decay_k, x.starts, x.key_mask, key_mask_b, extra, *extra_strides,
@@ -230,10 +232,20 @@ def run_decode(x: DecodeInputs, num: Numbers, scale: float, return_lse: bool) ->
             key, decode, programs * splits, device, arguments, num_warps=tile.warps, num_stages=tile.stages
         )  # fmt: skip
         if shares is not None:
-            merged = (shares, out, lse, splits, v_size, block_size(v_size), MERGED_AT_ONCE)
-            key = "merge_shares", device, q.dtype, return_lse, v_size, describe_variant((), (shares, out, lse))
+            merged = (
+                shares, out, *out.stride()[:3], lse, heads, q_length, splits, v_size, block_size(v_size), MERGED_AT_ONCE
+            )  # fmt: skip
+            variant = describe_variant(out.stride()[:3], (shares, out, lse))
+            key = "merge_shares", device, q.dtype, return_lse, v_size, variant
             launch_known(key, merge_shares, batch * heads * q_length, device, merged, num_warps=4)
     return out, lse
+
+
+def out_strides(heads: int, q_length: int, size: int, q_head: int, q_row: int) -> tuple[int, int, int, int]:
+    """In memory as the queries are where the heads of a token lie side by side (launch.empty_in_order)."""
+    if q_length > 1 and q_head < q_row:
+        return q_length * heads * size, size, heads * size, 1
+    return heads * q_length * size, q_length * size, size, 1
 
 
 def _last_stride_1(x: Tensor) -> Tensor:
@@ -295,4 +307,6 @@ decode_op = define_operator("decode", _decode)
 def _(tensors, present, numbers, scale, return_lse):
     q, _, v, *_ = tensors
     lse = q.shape[:3] if return_lse else (0,)
-    return q.new_empty(*q.shape[:3], v.shape[3]), q.new_empty(lse, dtype=torch.float32)
+    _, heads, q_length, _ = q.shape
+    strides = out_strides(heads, q_length, v.shape[3], q.stride(1), q.stride(2))
+    return q.new_empty_strided((*q.shape[:3], v.shape[3]), strides), q.new_empty(lse, dtype=torch.float32)

@@ -20,7 +20,16 @@ from ...core.plan import Plan
 from ..lowering import LoweredPlan
 from . import decode_launch, decode_schedule
 from .arguments import FAR
-from .decode_launch import MERGED_AT_ONCE, MOST_OWN_ROWS, NO_ROWS, SCANNED, block_size, row_blocks, row_tiles
+from .decode_launch import (
+    MERGED_AT_ONCE,
+    MOST_OWN_ROWS,
+    NO_ROWS,
+    SCANNED,
+    block_size,
+    out_strides,
+    row_blocks,
+    row_tiles,
+)
 from .device import launch_on
 from .launcher import INTERPRETED, current_stream, find_known
 from .schedule import cdiv
@@ -40,7 +49,10 @@ class Step:
             if lookup.index.rows is not None:
                 bias_rows = decode_launch.bias_rows_of(lookup.index, facts.device)
         self.shape, self.dtype, self.device = (facts.batch, facts.heads, facts.q_length, v_size), q.dtype, q.device
-        self.stride = (facts.heads * facts.q_length * v_size, facts.q_length * v_size, v_size, 1)
+        self.strides = {
+            side_by_side: out_strides(facts.heads, facts.q_length, v_size, 0, int(side_by_side))
+            for side_by_side in (False, True)
+        }
         self.allocate = find_allocation(q.device) or _allocate_plainly(q.device)
         self.merged = facts.batch * facts.heads * facts.q_length
         self.tile = decode_schedule.choose_decode_tile(
@@ -180,7 +192,8 @@ class Step:
                 return None
         allocate = self.allocate
         with launch_on(q):
-            out = allocate(self.shape, self.stride, self.dtype)
+            stride = self.strides[q1 < q2]
+            out = allocate(self.shape, stride, self.dtype)
             at_out, at_shares = out.data_ptr(), None
             if numbers:  # shares and rows
                 buffer = allocate((numbers,), (1,), torch.float32)
@@ -202,14 +215,27 @@ class Step:
                         at_table, table_h, table_n, at_made, *self.row_sizes, n, *self.row_constants,
                     )  # fmt: skip
             decode(
-                self.programs * splits, 1, 1, stream, *between, at_q, q0, q1, q2, at_k, k0, k1, k2, at_v, v0, v1, v2, at_out, None,
+                self.programs * splits, 1, 1, stream, *between, at_q, q0, q1, q2, at_k, k0, k1, k2, at_v, v0, v1, v2, at_out, *stride[:3], None,
                 at_shares if splits > 1 else None, at_bias, bias_h, bias_n, self.at_rows or None, bias_lo, bias_hi, *rows, at_shift, at_row_shift,
                 at_slopes, *self.masks, k_length, plan.positions.offset if self.reads_distance else 0, *self.limits, splits,
                 *self.constants[own],
             )  # fmt: skip
             if splits > 1:
                 merge_shares, between = merge
-                merge_shares(self.merged, 1, 1, stream, *between, at_shares, at_out, None, splits, *self.merging)
+                merge_shares(
+                    self.merged,
+                    1,
+                    1,
+                    stream,
+                    *between,
+                    at_shares,
+                    at_out,
+                    *stride[:3],
+                    None,
+                    *self.row_sizes[1:],
+                    splits,
+                    *self.merging,
+                )
         return out
 
     def _find_launches(self, shared: bool, own: bool) -> tuple | None:
@@ -228,6 +254,6 @@ NO_ROW_TERM = (None, 0, 0, None, 0, 0, 0, None, 0, 0)
 
 def _allocate_plainly(device: torch.device):
     def allocate(size, stride, dtype):
-        return torch.empty(size, dtype=dtype, device=device)
+        return torch.empty_strided(size, stride, dtype=dtype, device=device)
 
     return allocate

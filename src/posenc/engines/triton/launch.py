@@ -29,7 +29,7 @@ from .forward import forward
 from .launcher import Launch
 from .preprocess import preprocess
 from .structs import Grads, Masks, PositionArgs, Slots, Table, View
-from .tables import Parts, make_zeros, sum_parts
+from .tables import Parts, sum_parts
 
 IDENTITY = (0.0,) * 128 + (1.0,) + (0.0,) * 128  # Slots.identity
 ONES = (0.0,) * 32 + (1.0,) * 3 + (0.0,) * 32  # Slots.ones
@@ -66,7 +66,8 @@ def run_forward(
     if gluon.refuse_window(content, num, scale, dropout) is None:
         from ..gluon.window_launch import run_forward as run_window
 
-        return run_window(launch, x, num, scale, out, lse)
+        cols = None if x.key_table is None else _make_cols(launch, x, num, kind, False)
+        return run_window(launch, x, num, scale, out, lse, cols=cols)
 
     tile = schedule.choose_tile("forward", max(size, v_size), q.dtype, q.device, q_length, kind)
     splits = 1
@@ -164,12 +165,12 @@ def run_backward(
     runs_gluon = gluon.refuse_content_backward(_without_joined_bias(x, num), num, scale, dropout, do) is None
     grads = _allocate_gradients(x, d_lse, lse, wanted, bias_in_rows, len(blocks))
     fixed_point = _fixed_point(x, do, d_lse, scale, dropout) if x.has_token_positions else None
-    d_bias = d_cols = None
+    d_bias = d_cols = zeros = None
     if wanted["bias"] and not bias_in_rows:
         if x.has_token_positions:
             d_bias = make_band(q, heads, num.bias_lo, num.bias_hi, num.offset, 0, q_length, fixed_point=fixed_point)
         else:
-            parts = make_zeros(launch, x.bias, batch, heads, schedule.cdiv(q_length, q_tile.queries), x.bias.shape[1])
+            parts = zeros = x.bias.new_empty(batch, heads, schedule.cdiv(q_length, q_tile.queries), x.bias.shape[1])
             d_bias = Table(parts, parts.stride(2), num.bias_lo, num.bias_hi)
     if needs_cols:
         several = len(blocks) > 1
@@ -211,8 +212,9 @@ def run_backward(
             sizes = _sizes(x, num, first, last)
             launch(
                 preprocess, batch * heads * schedule.cdiv(last - first, 64), _view(out), _view(do), d_lse, lse, delta, ends, row_parts, slots, heads, q_length, first, last, batch * heads,
-                scale, head_sizes[1], head_sizes[3], 64, num_warps=4,
+                scale, zeros, 0 if zeros is None else zeros.numel(), head_sizes[1], head_sizes[3], 64, num_warps=4,
             )  # fmt: skip
+            zeros = None  # cleared once
             launch(
                 backward_k, batch * k.shape[1] * schedule.cdiv(k_length, k_tile.keys), _view(q), _view(k), _view(v), _view(do), _view(grads["k"]), _view(grads["v"]), row_parts,
                 slots, positions, masks, d_slots, *sizes, batch * heads, scale, dropout, *head_sizes,
@@ -332,14 +334,19 @@ def _make_slots(launch: Launch, x: Inputs, num: Numbers, kind: str) -> Slots:
     """All slots but the row term and the mass."""
     cols = bias = None
     if x.key_table is not None:
-        cols = band_from_states(
-            launch, x.k, x.key_table, x.q.shape[1], num.cols_lo, num.cols_hi, -num.offset,
-            with_bf16x3=True, rounded=kind.startswith("wide"), wide=kind.startswith("wide"),
-        )  # fmt: skip
+        cols = _make_cols(launch, x, num, kind, True)
     if x.bias is not None and not _is_bias_in_rows(x, num):
         bias = Table(x.bias, x.bias.stride(0), num.bias_lo, num.bias_hi)
     identity, ones = constant(IDENTITY, x.q.device, x.q.dtype), constant(ONES, x.q.device, torch.bfloat16)
     return Slots(bias, None, cols, None, x.slopes, x.scales, x.decay_q, x.decay_k, identity, ones)
+
+
+def _make_cols(launch: Launch, x: Inputs, num: Numbers, kind: str, with_bf16x3: bool) -> Band:
+    """The column term."""
+    return band_from_states(
+        launch, x.k, x.key_table, x.q.shape[1], num.cols_lo, num.cols_hi, -num.offset,
+        with_bf16x3=with_bf16x3, rounded=kind.startswith("wide"), wide=kind.startswith("wide"),
+    )  # fmt: skip
 
 
 def _make_rows(launch: Launch, x: Inputs, num: Numbers, scale: float, kind: str, first: int, last: int) -> Band:

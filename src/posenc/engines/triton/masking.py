@@ -64,9 +64,8 @@ def query_tiles(
         clear = (tl.load(bounds + 2) != 0) & (first <= n0) & (n0 + BLOCK_N <= last)
         end = tl.where((n0 + BLOCK_N <= first) | (n0 >= last), 0, end)
     if masks.doc_q is not None:
-        doc_begin, doc_end, one = document_bounds(
-            masks.doc_k_queries, masks.doc_k_queries_row, b, n0 + tl.arange(0, BLOCK_N), k_length
-        )
+        own = n0 + tl.minimum(tl.arange(0, triton.next_power_of_2(BLOCK_N)), BLOCK_N - 1)
+        doc_begin, doc_end, one = document_bounds(masks.doc_k_queries, masks.doc_k_queries_row, b, own, k_length)
         begin, end, clear = tl.maximum(begin, doc_begin), tl.minimum(end, doc_end), clear & one
     if not CLEAR:
         clear = n0 < 0

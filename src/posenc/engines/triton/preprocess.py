@@ -11,11 +11,11 @@ from .scores import LOG2E, bias_end, row_end, row_scale
 from .tiles import load_tile, padded
 
 
-@triton.jit(do_not_specialize=["heads", "q_length", "q_first", "q_last", "batch_heads", "scale"])
+@triton.jit(do_not_specialize=["heads", "q_length", "q_first", "q_last", "batch_heads", "scale", "zero_count"])
 def preprocess(
     out, do, d_lse, lse, delta, ends, row_parts,
     slots,  # slots.mass: the gradient of attention per distance
-    heads, q_length, q_first, q_last, batch_heads, scale,
+    heads, q_length, q_first, q_last, batch_heads, scale, zeros, zero_count,
     DV: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """delta_i = sum_j p_ij dp_ij - dlse_i = o_i . do_i - dlse_i.
@@ -25,7 +25,16 @@ def preprocess(
     ends       float32 [4, B, H, Lq rounded up]: lse and delta for far tiles on the left, then for those on the right
     row_parts  bfloat16 [3, B, H, Lq rounded up, 16]: -lse and -delta for backward_k, whose queries are columns (bf16x3.py):
                for far tiles on the left, for those on the right, for all others
+
+    zeros, zero_count: memory that backward_q adds to, or None; all programs share the work of clearing it.
     """
+    if zeros is not None:
+        share = tl.cdiv(zero_count.to(tl.int64), tl.num_programs(0))
+        begin = tl.program_id(0) * share
+        end = tl.minimum(begin + share, zero_count)
+        for z0 in range(begin, end, 256):
+            z = z0 + tl.arange(0, 256)
+            tl.store(zeros + z, tl.zeros([256], tl.float32), mask=z < end)
     plane = (batch_heads * padded(q_length)).to(tl.int64)
     blocks = tl.cdiv(q_last - q_first, BLOCK)
     m0 = (q_first // BLOCK + tl.program_id(0) % blocks) * BLOCK

@@ -74,20 +74,6 @@ def gather(table: Tensor, rows: Tensor) -> Tensor:
     return out
 
 
-@triton.jit(do_not_specialize=["count"])
-def zero_kernel(x, count, BLOCK: tl.constexpr):
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(x + at, tl.zeros([BLOCK], x.dtype.element_ty), mask=at < count)
-
-
-def make_zeros(launch: Launch, like: Tensor, *shape: int) -> Tensor:
-    """like.new_zeros(shape), by a launch, which takes the host a third of the time."""
-    out = like.new_empty(shape)
-    if out.numel():
-        launch(zero_kernel, cdiv(out.numel(), BLOCK), out, out.numel(), BLOCK, num_warps=4)
-    return out
-
-
 @triton.jit(do_not_specialize=["table_x", "table_n", "table_e", "shift_x", "shift_e", "n", "scale"])
 def fold_kernel(
     table, table_x, table_n, table_e, shift, shift_x, shift_e, out, n, scale, E: tl.constexpr, BLOCK_E: tl.constexpr,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ...encodings.registry import info
+from ...encodings.registry import find_card
 
 
 class About(NamedTuple):
@@ -18,10 +18,11 @@ class About(NamedTuple):
 FAMILIES = {
     "none": "无", "absolute": "绝对位置", "rotary": "旋转", "relative, bias": "相对位置，偏置",
     "relative, content": "相对位置，与内容相关", "attention sink": "注意力汇", "temperature": "温度", "data-dependent decay": "由数据决定的衰减",
+    "contextual": "由上下文决定", "contextual, multiplicative": "由上下文决定，矩阵之积", "latent attention, rotary": "潜在注意力，旋转",
 }  # fmt: skip
 ENTERS = {
     "nowhere": "不进入", "input": "输入", "queries and keys": "查询和键", "scores": "注意力得分",
-    "scores and values": "注意力得分和值",
+    "scores and values": "注意力得分和值", "in place of the softmax": "代替 softmax",
 }  # fmt: skip
 WHEN = {
     "none": "As a baseline, or in some layers of a causal model between rotary ones; never for bidirectional text alone.",
@@ -50,18 +51,22 @@ WHEN = {
     "fox": "For decoders that read long texts: each token decides how much of the past fades, and no other position is needed.",
     "kerple": "To train short and test long with decays that each head learns.",
     "sandwich": "To train short and test long without parameters, with a decay between ALiBi's and T5's.",
-    "fire": "To train short and test long with a learned bias whose input stays in the trained range at every length.",
+    "fire": "Where texts of different lengths meet in one model: a learned bias whose input stays in the trained range.",
     "tupe": "For text encoders: words and positions are compared separately, and the class token is free of position.",
     "cape": "For absolute positions that should generalise: training sees them shifted and stretched.",
     "pope": "For decoders in which what a token is and where it stands should not mix.",
+    "latent": "For decoders whose cache must be small: all heads share one latent and one rotated part for each token.",
+    "cope": "Where a position should count something other than tokens: words, sentences, list entries.",
+    "stick_breaking": "For decoders without any other position: recent keys take their share of the attention first.",
+    "path": "For decoders that track state: positions are products of matrices that the tokens choose.",
 }
 CHINESE = {
-    "none": About("", "", "无", "部分：仅因果掩码能提供一些顺序信息", "作为基线，或与旋转层交替用于因果模型；不要单独用于双向文本。"),
+    "none": About("", "", "无", "否：在 2 倍处失效（实验室）；仅因果掩码能提供一些顺序信息", "作为基线，或与旋转层交替用于因果模型；不要单独用于双向文本。"),
     "sinusoidal": About("", "", "无", "否：任何位置都有定义，但没见过的位置会误导模型", "长度范围固定，且不想增加参数、不改动注意力内部时。"),
     "learned": About("", "", "max_length × d_model", "否：超过 max_length 没有定义", "最大长度固定（图像块、短文本），或检查点已经使用它时。"),
-    "shaw": About("", "", "(2 max_distance + 1) × d_head，每张表", "是：超过 max_distance 的距离共用一行", "语音、音乐、翻译等短程结构，距离需要与内容相互作用时。"),
-    "clipped": About("", "", "heads × (2 max_distance + 1)", "是：超过 max_distance 的距离共用一个值", "小模型或小窗口：最便宜的可学习相对位置。"),
-    "t5": About("", "", "buckets × heads", "约到训练长度的 2 倍", "编码器和编码器–解码器，或希望一张表服务所有层和所有长度时。"),
+    "shaw": About("", "", "(2 max_distance + 1) × d_head，每张表", "有限：超过 max_distance 的距离共用一行", "语音、音乐、翻译等短程结构，距离需要与内容相互作用时。"),
+    "clipped": About("", "", "heads × (2 max_distance + 1)", "有限：超过 max_distance 的距离共用一个值", "小模型或小窗口：最便宜的可学习相对位置。"),
+    "t5": About("", "", "buckets × heads", "到训练长度的 2 倍；训练得久则到 16 倍（实验室）", "编码器和编码器–解码器，或希望一张表服务所有层和所有长度时。"),
     "transformer_xl": About("", "", "d_model × d_model + 2 × heads × d_head", "是，借助记忆和 clamp_length", "分段循环和语音编码器，需要很远处的精确距离时。"),
     "xlnet": About("", "", "d_model × d_model + 5 × heads × d_head", "是，借助记忆和 clamp_length", "加载 XLNet，或需要在注意力内部区分两个文本段时。"),
     "deberta": About("", "", "2k × d_model + 投影", "是：超过最后一个桶的距离共用一行", "需要理解句子的编码器：位置与内容双向相互作用。"),
@@ -82,16 +87,20 @@ CHINESE = {
     "fox": About("", "", "(d_model + 1) × heads", "是：远处的键按词元决定的速度被遗忘", "阅读长文本的解码器：每个词元决定过去衰减多少，无需其他位置。"),
     "kerple": About("", "", "2 × heads", "是：衰减继续，对数或幂次", "短训练、长测试，且每个头学习自己的衰减时。"),
     "sandwich": About("", "", "无", "是：衰减继续，大致为对数", "短训练、长测试且不要参数时，衰减介于 ALiBi 与 T5 之间。"),
-    "fire": About("", "", "2 × hidden + (hidden + 1) × heads + 2", "是：距离相对于查询的位置", "短训练、长测试：学习的偏置，其输入在任何长度都在训练范围内。"),
+    "fire": About("", "", "2 × hidden + (hidden + 1) × heads + 2", "到训练长度的 2 倍；在 32 倍处失效（实验室，三个种子）", "同一个模型要处理长短不同的文本时：学习的偏置，其输入总在训练范围内。"),
     "tupe": About("", "", "(max_length + 1) × d_model + 2 d_model²", "否：超过 max_length 没有定义", "文本编码器：词与位置分别比较，类别词元不受位置影响。"),
     "cape": About("", "", "无", "部分：训练中的平移和缩放扩大了范围", "希望绝对位置能泛化时：训练中位置被随机平移和缩放。"),
     "pope": About("", "", "heads × d_head", "据作者优于 RoPE", "希望词元的内容与位置互不混合的解码器。"),
+    "latent": About("", "", "低秩投影", "与它的旋转相同", "缓存必须小的解码器：所有头共用每个词元的一个潜在向量和一个旋转部分。"),
+    "cope": About("", "", "n × d_head", "计数止于表的最后一行", "位置应当数词元以外的东西时：词、句子、列表项。"),
+    "stick_breaking": About("", "", "无", "是：近处的键先取走自己的份额", "不用其他位置的解码器：近处的键先取走注意力。"),
+    "path": About("", "", "模型对 w 和 β 的投影", "部分；配合遗忘门（PaTH-FoX）可以", "需要跟踪状态的解码器：位置是由词元选择的矩阵之积。"),
 }  # fmt: skip
 
 
 def describe(name: str, language: str) -> About:
     """The description of an encoding in a language ("en", "zh")."""
-    which = info(name)
+    which = find_card(name)
     if language == "zh" and name in CHINESE:
         family, enters = FAMILIES.get(which.family, which.family), ENTERS.get(which.enters, which.enters)
         return CHINESE[name]._replace(family=family, enters=enters)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from html import escape
 
 from ...core.translation import Translation
-from ...encodings.registry import info, list_encodings
+from ...encodings.registry import OWN_ATTENTION, find_card, list_encodings
 from ...plot import analysis, panels
 from ..url_state import State, read_choice, to_text
-from . import snippets
+from . import own_attention, snippets
 from .base import Controls, Figure, Page, View, documentation_link
 from .descriptions import describe
 from .table_origin import axes_notes, trained_notes, untrained_notes
@@ -22,7 +22,11 @@ class Gallery(Page):
     defaults = {"encoding": "t5"}
 
     def draw(self, state: State, words: Translation, *, coarse: bool = False) -> View:
-        name = read_choice(state, "encoding", list_encodings(), words)
+        name = read_choice(state, "encoding", names(), words)
+        if name in OWN_ATTENTION:
+            drawn = own_attention.draw(name, LENGTH, words)
+            code = own_attention.code(name, LENGTH)
+            return View([Figure(drawn, columns=2, height=370)], code=code, html=_card(name, None, words))
         subject = analysis.subject(name)
         drawn = panels.overview(subject, LENGTH, words=words)
         return View(
@@ -36,30 +40,36 @@ class Gallery(Page):
         import gradio as gr
 
         encoding = gr.Radio(
-            list(list_encodings()), value=self.defaults["encoding"], label=words("encoding"), elem_id="gallery-encoding"
+            names(), value=self.defaults["encoding"], label=words("encoding"), elem_id="gallery-encoding"
         )
         return Controls([encoding], lambda name: {"encoding": to_text(name)}, lambda state: [state["encoding"]])
 
 
-def _card(name: str, subject: analysis.Subject, words: Translation) -> str:
-    which, description = info(name), describe(name, words.table["language"])
-    sizes = {"d_model": subject.d_model, "heads": subject.heads}
-    size = words("sizes drawn", parameters=f"{subject.parameters:,}", **sizes)
+def names() -> list[str]:
+    return [*list_encodings(), *OWN_ATTENTION]
+
+
+def _card(name: str, subject: analysis.Subject | None, words: Translation) -> str:
+    which, description = find_card(name), describe(name, words.table["language"])
+    size = ""
+    if subject is not None:
+        sizes = {"d_model": subject.d_model, "heads": subject.heads}
+        size = f" ({words('sizes drawn', parameters=f'{subject.parameters:,}', **sizes)})"
     rows = {
         words("family"): description.family,
         words("enters"): description.enters,
-        words("parameters"): f"{description.parameters} ({size})",
+        words("parameters"): f"{description.parameters}{size}",
         words("extrapolates"): description.extrapolates,
         words("used by"): which.used_by,
         words("when"): description.when,
     }
-    if subject.tables == "trained":
+    if subject is not None and subject.tables == "trained":
         rows[words("values drawn")] = " ".join(trained_notes([subject], words))
     facts = "".join(f"<dt>{escape(label)}</dt><dd>{escape(text)}</dd>" for label, text in rows.items())
     if which.module.startswith("posenc."):  # one that the user registered has no page
         link = documentation_link(f"encodings/{name}.html", words("page of", name=name), words)
         facts += f"<dt>{escape(words('documentation'))}</dt><dd>{link}</dd>"
     return (
-        f'<article class="card"><h2>{escape(name)} <code>posenc.{escape(which.class_name)}</code></h2>'
+        f'<article class="card"><h2>{escape(name)} <code>{escape(which.public_name)}</code></h2>'
         f'<p class="formula">{escape(which.formula)}</p><dl>{facts}</dl></article>'
     )

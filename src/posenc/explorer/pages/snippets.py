@@ -9,11 +9,11 @@ from ...core.positions import Positions
 from ...plot.analysis import DRAWN_OPTIONS, LAYER_SIZES, Subject
 
 
-def create_call(name: str, options: Mapping[str, Any], sizes: Mapping[str, int] = LAYER_SIZES) -> str:
+def create_call(name: str, options: Mapping[str, Any]) -> str:
     """posenc.create(...) with these options, as source text."""
     arguments = [
         repr(name),
-        *(f"{key}={value!r}" for key, value in {**sizes, **DRAWN_OPTIONS.get(name, {}), **options}.items()),
+        *(f"{key}={value!r}" for key, value in {**LAYER_SIZES, **DRAWN_OPTIONS.get(name, {}), **options}.items()),
     ]
     return f"posenc.create({', '.join(arguments)})"
 

@@ -1,9 +1,9 @@
 """Every family at published widths, as it is and accelerated: forward pass and training step, time and memory.
 
-    python -m posenc.hf.measure_families --out bench/results/hf-families.json --missing       after an interruption: the rest
-    python -m posenc.hf.measure_families --device cuda --warm -j 12                           compile the kernels, in 12 processes
-    python -m posenc.hf.measure_families --device cuda --out bench/results/hf-families-h200.json
-    python -m posenc.hf.measure_families --table bench/results/hf-families.json               as the documentation has it
+    python -m posenc.bench.accelerated --out bench/results/hf-families.json --missing       after an interruption: the rest
+    python -m posenc.bench.accelerated --device cuda --warm -j 12                           compile the kernels, in 12 processes
+    python -m posenc.bench.accelerated --device cuda --out bench/results/hf-families-h200.json
+    python -m posenc.bench.accelerated --table bench/results/hf-families.json               as the documentation has it
     posenc bench --suite hf [--device cuda]                                                   three whole encoders
 
 Few layers unless whole, random weights. On a CPU: float32, one thread unless --threads is given; times are processor time of this process, minima
@@ -25,6 +25,7 @@ import statistics
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,9 @@ import torch
 import posenc
 
 from ..core import files
-from .family import first
-from .measure_models import MODELS, WHOLE, Made
+from ..hf.family import first
+from .measure import peak_bytes, seconds
+from .models import MODELS, WHOLE, Made
 
 WAYS = ("original", "accelerated")
 ROWS = 8
@@ -105,18 +107,10 @@ def on_card(name: str, times: int) -> dict[str, Any]:
         peaks = {}
         for way in WAYS:
             models[way].zero_grad()
-            torch.cuda.synchronize()
-            torch.cuda.reset_peak_memory_stats()
-            before = torch.cuda.memory_allocated()
-            call(models[way], low)
-            peaks[way] = torch.cuda.max_memory_allocated() - before
+            peaks[way] = peak_bytes(partial(call, models[way], low), "cuda")
         for _ in range(times):
             for way in WAYS:
-                torch.cuda.synchronize()
-                start = time.perf_counter()
-                call(models[way], low)
-                torch.cuda.synchronize()
-                taken[way].append(time.perf_counter() - start)
+                taken[way].append(seconds(partial(call, models[way], low), "cuda"))
         for way in WAYS:
             cell = {"seconds": statistics.median(taken[way]), "extra_bytes": peaks[way]}
             result.setdefault(way, {})[what] = cell
@@ -150,7 +144,7 @@ def in_child(name: str, way: str, what: str, threads: int) -> int:
     command = [
         sys.executable,
         "-m",
-        "posenc.hf.measure_families",
+        "posenc.bench.accelerated",
         "--memory",
         name,
         way,
@@ -223,7 +217,7 @@ def table(result: dict[str, Any]) -> str:
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m posenc.hf.measure_families", description=(__doc__ or "").split("\n")[0]
+        prog="python -m posenc.bench.accelerated", description=(__doc__ or "").split("\n")[0]
     )
     parser.add_argument("--models", nargs="+", choices=(*WHOLE, *MODELS), default=list(MODELS))
     parser.add_argument("--times", type=int, default=5)

@@ -1,4 +1,4 @@
-"""Models of published widths with random weights, and the inputs of a call: what `measure_families` measures."""
+"""Models of published widths with random weights, and the inputs of a call: what `accelerated` measures."""
 
 from __future__ import annotations
 
@@ -294,6 +294,7 @@ MODELS: dict[str, Callable[[], Made]] = {
     "MPNet-B, 2 × 512": lambda: mpnet(2, 510),
     "XLNet-B, 2 × 128": lambda: xlnet(2, 128),
     "XLNet-B, 2 × 512": lambda: xlnet(2, 512),
+    "XLNet-B, 1024": lambda: xlnet(1, 1024),
     "BLOOM-560m, 2 × 512": lambda: bloom(2, 512),
     "BLOOM-560m, 2048": lambda: bloom(1, 2048),
     "MPT (width 1024), 2 × 512": lambda: mpt(2, 512),

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from posenc.hf import measure_families
+from posenc.bench import accelerated
 
 ROOT = Path(__file__).parents[2] / "bench" / "results"
 
@@ -17,19 +17,19 @@ def load(name):
 
 def test_the_table_has_every_measured_model():
     result = load("hf-families")
-    table = measure_families.table(result)
-    assert result["models"].keys() <= measure_families.MODELS.keys()
+    table = accelerated.table(result)
+    assert result["models"].keys() <= accelerated.MODELS.keys()
     assert table.count("→") == 2 * len(result["models"])
-    assert all(one["error"] <= measure_families.ALLOWED for one in result["models"].values())
+    assert all(one["error"] <= accelerated.ALLOWED for one in result["models"].values())
 
 
 def test_whole_models_were_measured_on_both_devices():
     names = [*load("hf-cpu")["models"], *load("hf-cuda")["models"]]
-    assert names == list(measure_families.WHOLE)
+    assert names == list(accelerated.WHOLE)
 
 
 def test_a_wrong_output_is_not_reported():
     right = torch.randn(50)
-    assert measure_families._compare("x", right, right) == 0.0
+    assert accelerated._compare("x", right, right) == 0.0
     with pytest.raises(RuntimeError, match="nothing is reported"):
-        measure_families._compare("x", right * (1 + 1e-3), right)
+        accelerated._compare("x", right * (1 + 1e-3), right)

@@ -1,0 +1,127 @@
+"""Tiles of a band in memory (triton/band_layout.py): a number for each token t and each distance r of a span, at t (pitch + 1) + r - origin.
+
+A tile of pairs has the band's own tokens as columns or as rows, and those of the other side along its other axis; `dist` is the distance
+from its first own token to its first other one. Within the span a tile is a matrix with rows pitch apart:
+
+    own tokens as columns     own 0  own 1  own 2           as rows       other 0    1      2
+    other 0                     0      p     2 p            own 0            0       1      2
+    other 1                     1    p + 1  2 p + 1         own 1            p     p + 1  p + 2
+
+Beyond the span the numbers of its ends hold. Divisions by 16 tell the compiler what band_layout.py promises, so that it loads two at a time.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from .kernel import by_eights, coordinates
+
+
+@gluon.jit
+def lies_within(band, dist, OWN: gl.constexpr, OTHER: gl.constexpr):
+    """Whether all distances of a tile of OWN and OTHER tokens have numbers of their own."""
+    ptr, d_ptr, size, pitch, origin, lo, hi = band
+    return (dist - (OWN - 1) >= lo) & (dist + (OTHER - 1) <= hi)
+
+
+@gluon.jit
+def begin_tile(band, head, first):
+    """Where distance 0 of token `first` would be; head: of all batch rows."""
+    ptr, d_ptr, size, pitch, origin, lo, hi = band
+    return head.to(gl.int64) * (size // 16 * 16) + first.to(gl.int64) * (pitch + 1) - origin
+
+
+@gluon.jit
+def begin_aligned(band, head, first, dist):
+    """Where the pair of a tile's first tokens is: a multiple of 16 for tiles that begin at one."""
+    ptr, d_ptr, size, pitch, origin, lo, hi = band
+    return (head.to(gl.int64) * size + first.to(gl.int64) * (pitch + 1) + (dist - origin)) // 16 * 16
+
+
+@gluon.jit
+def load_by_columns(band, head, first, dist, length, OTHER: gl.constexpr, OWN: gl.constexpr, L: gl.constexpr):
+    """float32 [OTHER, OWN]: own tokens from `first` on, of which there are `length`, as columns."""
+    ptr, d_ptr, size, pitch, origin, lo, hi = band
+    row, eight, column = coordinates(by_eights(gl.zeros([OTHER, OWN], gl.float32, L)))
+    begin = begin_tile(band, head, first)
+    if lies_within(band, dist, OWN, OTHER) & (first + OWN <= length):
+        x = gl.load((ptr + (begin + dist)) + (row + column * pitch) + 8 * pitch * eight)
+    else:
+        own = gl.minimum(column + 8 * eight, length - 1 - first)
+        r = gl.minimum(gl.maximum((row - column + dist) - 8 * eight, lo), hi)
+        x = gl.load((ptr + begin) + (own * (pitch + 1) + r))
+    return gl.convert_layout(gl.reshape(x.to(gl.float32), [OTHER, OWN]), L)
+
+
+@gluon.jit
+def load_by_rows(band, head, first, dist, length, OWN: gl.constexpr, OTHER: gl.constexpr, L: gl.constexpr):
+    """float32 [OWN, OTHER]: own tokens as rows. `first` may lie after the last token."""
+    ptr, d_ptr, size, pitch, origin, lo, hi = band
+    row, eight, column = coordinates(by_eights(gl.zeros([OWN, OTHER], gl.float32, L)))
+    if lies_within(band, dist, OWN, OTHER) & (first + OWN <= length):
+        begin = begin_aligned(band, head, first, dist)
+        x = gl.load((ptr + begin) + (row * (pitch // 16 * 16) + column) + 8 * eight)
+    else:
+        own = gl.minimum(row, length - 1 - first)
+        r = gl.minimum(gl.maximum((column - row + dist) + 8 * eight, lo), hi)
+        x = gl.load((ptr + begin_tile(band, head, first)) + (own * (pitch + 1) + r))
+    return gl.convert_layout(gl.reshape(x.to(gl.float32), [OWN, OTHER]), L)
+
+
+@gluon.jit
+def store_by_columns(band, outer, x, head, first, dist, length, scale):
+    """scale * x [OTHER, OWN] within the span into the gradient's band; sums of x over other tokens beyond the span are added to outer
+    [own tokens] by two programs at most: the same bits in either order."""
+    ptr, d_ptr, size, pitch, origin, lo, hi = band
+    OTHER: gl.constexpr = x.shape[0]
+    OWN: gl.constexpr = x.shape[1]
+    x = by_eights(x)
+    row, eight, column = coordinates(x)
+    low = (x * scale).to(d_ptr.dtype.element_ty)
+    begin = begin_tile(band, head, first)
+    if lies_within(band, dist, OWN, OTHER) & (first + OWN <= length):
+        gl.store((d_ptr + (begin + dist)) + (row + column * pitch) + 8 * pitch * eight, low)
+    else:
+        own = column + 8 * eight
+        r = (row - column + dist) - 8 * eight
+        is_inside = (r >= lo) & (r <= hi) & (own < length - first)
+        gl.store((d_ptr + begin) + (own * (pitch + 1) + r), low, mask=is_inside)
+        beyond = gl.sum(gl.where((r < lo) | (r > hi), x, 0.0), 0)
+        at = gl.expand_dims(gl.arange(0, OWN // 8, gl.SliceLayout(1, beyond.type.layout)), 1) * 8
+        at += gl.expand_dims(gl.arange(0, 8, gl.SliceLayout(0, beyond.type.layout)), 0)
+        gl.atomic_add(outer + first + at, beyond, sem="relaxed")
+
+
+@gluon.jit
+def store_by_rows(band, x, below, above, head, first, dist, length, scale):
+    """scale * x [OWN, OTHER] between the ends of the span into the gradient's band; and each thread's sums of x at and beyond the ends."""
+    ptr, d_ptr, size, pitch, origin, lo, hi = band
+    OWN: gl.constexpr = x.shape[0]
+    OTHER: gl.constexpr = x.shape[1]
+    x = by_eights(x)
+    row, eight, column = coordinates(x)
+    low = (x * scale).to(d_ptr.dtype.element_ty)
+    # more than lies_within: the ends are sums
+    if (dist - (OWN - 1) > lo) & (dist + (OTHER - 1) < hi) & (first + OWN <= length):
+        begin = begin_aligned(band, head, first, dist)
+        gl.store((d_ptr + begin) + (row * (pitch // 16 * 16) + column) + 8 * eight, low)
+    else:
+        r = (column - row + dist) + 8 * eight
+        is_inside = (r > lo) & (r < hi) & (row < length - first)
+        gl.store((d_ptr + begin_tile(band, head, first)) + (row * (pitch + 1) + r), low, mask=is_inside)
+        below += gl.sum(gl.where(r <= lo, x, 0.0), 1)
+        above += gl.sum(gl.where((r >= hi) & (r > lo), x, 0.0), 1)
+    return below, above
+
+
+@gluon.jit
+def store_row_ends(band, below, above, head, first, length, scale):
+    """The sums that store_by_rows returned, at the ends of the span."""
+    ptr, d_ptr, size, pitch, origin, lo, hi = band
+    below, above = gl.sum(below, 1) * scale, gl.sum(above, 1) * scale
+    own = gl.arange(0, below.shape[0], below.type.layout)
+    place = (d_ptr + begin_tile(band, head, first)) + own * (pitch + 1)
+    below += gl.where(hi > lo, 0.0, above)  # a span of one distance: it is both ends
+    gl.store(place + lo, below.to(d_ptr.dtype.element_ty), mask=own < length - first)
+    gl.store(place + hi, above.to(d_ptr.dtype.element_ty), mask=(own < length - first) & (hi > lo))
