@@ -233,15 +233,16 @@ def product_gradients(
     grad: Tensor, states: Tensor, table: Tensor, facts: tuple, others: Tensor | None, wants_table: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Of states [B * H, R, E] and of the table, by that of `multiply_by_distance` [B, H, R, K] times the scale. others: the states'
-    gradient so far, to which this one is added in place."""
+    gradient so far, to which this one is added in place. The first result has their shape or [B, H, R, E]."""
     index, lowest, keys, _, precision = facts
     batch, heads, queries, _ = grad.shape
     highest = lowest + queries + keys - 2
     lo, hi = reached((index.lo, index.hi), lowest, highest)
     count, width = hi - lo + 1, states.shape[2]
-    d_products = sum_pairs(grad, lo - lowest, highest - hi, count)
     rows = select_rows(table, index, lo, hi)
     rows = rows if rows.dtype == precision else rows.to(precision)
+    by_head = rows.shape[0] > 1 and batch > 1  # the texts of a head are rows of one matrix
+    d_products = sum_pairs(grad.transpose(0, 1) if by_head else grad, lo - lowest, highest - hi, count)
     d_table = None
     if rows.shape[0] == 1:
         flat = d_products.view(-1, count)
@@ -253,12 +254,16 @@ def product_gradients(
         if wants_table:
             d_table = (flat.t() @ states.reshape(-1, width))[None]
     else:
-        stacked = d_products.view(-1, queries, count)
-        rows = rows if batch == 1 else rows.repeat(batch, 1, 1)
-        d_states = torch.bmm(stacked, rows) if others is None else others.baddbmm_(stacked, rows)
+        stacked = d_products.view(heads, -1, count)
+        if by_head:
+            shape = (batch, heads, queries, width)
+            found = torch.bmm(stacked, rows).view(heads, batch, queries, width).transpose(0, 1)
+            d_states = found if others is None else others.view(shape).add_(found)
+            states = states.view(shape).transpose(0, 1).reshape(heads, -1, width)
+        else:
+            d_states = torch.bmm(stacked, rows) if others is None else others.baddbmm_(stacked, rows)
         if wants_table:
             d_table = torch.bmm(stacked.transpose(1, 2), states)
-            d_table = d_table if batch == 1 else d_table.view(batch, heads, count, width).sum(0)
     return d_states, None if d_table is None else sum_rows(d_table, index, lo, hi, table.shape[1])
 
 
