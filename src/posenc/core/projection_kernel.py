@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from . import launches, variants
+from . import launches
 from .launches import INTERPRETED
 
 BLOCK, DEPTH = 64, 64
@@ -161,19 +161,6 @@ def _describe(kernel, args: tuple) -> tuple:
     present = tuple([x.dtype if isinstance(x, torch.Tensor) else x is None for x in args])
     strides = [x.stride(0) for x in tensors if x.dim() == 2]
     return kernel.__name__, args[0].device, present, launches.describe_variant((*strides, *args[-2:]), tensors)
-
-
-def compile_together(jobs: list[tuple]) -> None:
-    """Compile all (kernel, args) at once; a launch raises what goes wrong. Where launches are recorded they are compiled later."""
-    device = jobs[0][1][0].device
-    if INTERPRETED or device.type != "cuda" or launches.is_recording() or torch.cuda.is_current_stream_capturing():
-        return
-    found = []
-    for kernel, args in jobs:
-        pairs = zip(kernel.params, (*args, BLOCK, DEPTH), strict=True)
-        found.append(variants.make_variant(kernel, [launches.typical_argument(*pair) for pair in pairs], OPTIONS))
-    for _ in variants.compile_all(found, device.index):
-        pass
 
 
 def tiles(rows: int, columns: int) -> int:
