@@ -187,4 +187,4 @@ def test_where_it_is_chosen(monkeypatch):
     finally:
         torch.use_deterministic_algorithms(False)
     monkeypatch.setattr(gluon, "CONTENT_BACKWARD", False)
-    assert "not compared" in reason(dot_query=1)
+    assert "not timed" in reason(dot_query=1)

@@ -31,7 +31,7 @@ FEWEST = (
 SHORTEST_CONTENT = 2048  # keys: of shorter texts most tiles are near ones, and the other kernel's are smaller
 SMALLEST = 2.0**-40
 SHORTEST_BACKWARD = 2048  # as measured
-KEY_TERM = False  # the forward pass with content terms of queries and keys: emulated, not compared on a card
+KEY_TERM = False  # the forward pass with content terms of queries and keys: right on a card, its time not measured
 UNVERIFIED_CONTENT = (
     "windows",
     "documents",
@@ -40,7 +40,7 @@ UNVERIFIED_CONTENT = (
     "heads of 128 with padding, keys or values",
 )  # content terms in the backward pass, and those of keys in the forward pass: emulated, not compared on a card
 SHORTEST_CONTENT_BACKWARD = 4096  # as measured
-CONTENT_BACKWARD = False  # the backward pass with content terms: emulated, not compared on a card
+CONTENT_BACKWARD = False  # the backward pass with content terms: right on a card, its last version not timed
 MOST_SUMS = 1 << 27  # float32 numbers of content_backward.py's outer
 MOST = 1 << 20  # blocks of keys in the backward pass: their order is made on the host
 WIDEST_GRADIENT = 2048  # distances of a bias in the backward pass: each program keeps 16 rows of them
@@ -171,7 +171,7 @@ def refuse_backward(x: Inputs, num: Numbers, scale: float, dropout: float, do: t
 def refuse_content_backward(x: Inputs, num: Numbers, scale: float, dropout: float, do: torch.Tensor) -> str | None:
     """Why the backward kernel with content terms does not run this call, or None. x without a bias that is part of the row term."""
     if not CONTENT_BACKWARD:
-        return "not compared with float64 on a card yet"
+        return "its last version was not timed on a card"
     if x.table is None and x.key_table is None and x.value is None:
         return "it needs a content term"
     reads = READS - {"bias", "slopes", "starts"} | {"table", "states", "key_table", "value"}
