@@ -4,18 +4,19 @@ documents and grouped heads.
 A program has five roles, joined by barriers in shared memory:
 
     producer    1 warp          copies keys and values of a block, then its queries' q, dO, lse and delta, by TMA
-    consumers   2 warpgroups    64 keys each: scores, probabilities, ds; dK and dV stay in registers
-    adder       1 warpgroup     dQ from both consumers' keys, added to float32 sums in memory (backward_sums.py)
+    consumers   2 warpgroups    64 keys each: scores, probabilities, ds; dK and dV stay in registers (3 with tiles of 32 queries, by a schedule)
+    adder       1 warpgroup     dQ from all consumers' keys, added to float32 sums in memory (backward_sums.py)
     summer      2 warps         the bias's gradient: sums of ds over the keys of a block, one for each distance (backward_sums.py)
 
-Tiles are [keys, queries]. A step starts four products; the last two belong to the tile before and run beside the exponentials:
+Tiles are [keys, queries]. While a consumer computes exponentials, products of the others run:
 
-    step t of a consumer                                            adder                  summer, once a block of keys and head
-      s  = K Q(t)^T         dp = V dO(t)^T
-      dV += p(t-1) dO(t-1)  dK += ds(t-1) Q(t-1)
-      p(t)  = exp2(s - lse)
-      ds(t) = p (dp - delta) ----- ds, bf16, shared memory ----->   dQ^T = K^T ds
-      near tiles: ds, float32, by key and distance, memory ---- |   add to memory   --->   sum of columns
+    step of a consumer                                                   adder                  summer, once a block of keys and head
+      s  = K Q^T     dp = V dO^T
+      p  = exp2(s - lse)
+      dV += p dO                (LATE: with the next tile's products)
+      ds = p (dp - delta) ------ ds, bf16, shared memory ----------->    dQ^T = K^T ds
+      dK += ds Q                (LATE: with the next tile's products)    add to memory
+      near tiles: sums of ds by distance (backward_diagonals.py), memory ------------------->   sum of columns
 
 The tiles of a block of 128 keys stand in `tiles` (backward_prepare.split_keys, by triton/masking.py's rules); far ones come first:
 
@@ -26,11 +27,12 @@ The tiles of a block of 128 keys stand in `tiles` (backward_prepare.split_keys, 
               one number, which is part of the copy of lse that is loaded; a slope's |r| is r or -r
     near      all others: s begins with the table's numbers, as in kernel.py, and pairs that are not visible become -inf
 
-With grouped heads a block's tiles come again for each head of queries. The rows of ds that near tiles write are shifted so that one
-distance is one column (r - lo), for each key j:
+With grouped heads a block's tiles come again for each head of queries. What near tiles write is a band: one column for each distance within the
+span, one row for each warp's even tiles and one for its odd ones, as neighbouring tiles share distances; all else is zero:
 
-    key 0      r(i=0)  r(i=-1) ..         a row of the band has all distances of the span;
-    key 1      r(i=1)  r(i=0) ..          column sums are the gradient
+    distances           lo + 1                                        hi - 1
+    warp w, even        |  tile 4 .....  |  tile 2 .....  |  tile 0 .....  |      column sums are
+    warp w, odd              |  tile 3 .....  |  tile 1 .....  |                  the gradient
 
 dQ is added in whatever order blocks come: sums differ in their last bits from run to run. All else has a fixed order.
 """
@@ -181,7 +183,7 @@ def take_step(
     TABLE: gl.constexpr, SLOPES: gl.constexpr, GRAD: gl.constexpr, SLOPES_GRAD: gl.constexpr, WINDOW: gl.constexpr,
     PADDED: gl.constexpr, DOCS: gl.constexpr,
 ):  # fmt: skip
-    """p and ds of one tile of queries, while the products of the tile before, in slot `before`, are added to dk and dv. The first
+    """dk and dv with one tile of queries; LATE: with the tile before, in slot `before`, while p and ds of this one are made. The first
     tile of a block (done: how many there were) has none before: the second overwrites what it adds. slope: of |r|, base 2; in far tiles of -r.
     left, right, turns: sums for the gradients of the bias's ends and of the slope."""
     q_smem, do_smem, stats_smem, ds_smem = smem
