@@ -109,6 +109,7 @@ def test_rules_of_a_gpu():
     assert not interface.prefers_original(layer, 1024, 1024, gpu, kind="falcon")
     assert not interface.prefers_original(layer, 64, 64, gpu)
     assert interface.prefers_dense(layer, 512 * 512, gpu, "xlnet")
+    assert not interface.prefers_dense(layer, 2048 * 2048, gpu, "xlnet")
     assert not interface.prefers_dense(layer, 512 * 512, torch.device("cpu"), "xlnet")
     layer.__dict__["posenc_engine"] = "triton"
     assert not interface.prefers_dense(layer, 512 * 512, gpu, "xlnet")

@@ -61,7 +61,7 @@ class Beit(InterfaceLayer):
     encoding = "grid_bias"
     relies_on = {"forward": ("hidden_states", "attention_mask")}
     attributes = ("head_dim", "num_attention_heads", "scaling")
-    on_cpu = "sdpa"
+    on_cpu = on_gpu = "sdpa"
 
     @classmethod
     def plan_of(cls, module, position_bias, scaling, query, kwargs):
@@ -74,7 +74,7 @@ class Beit(InterfaceLayer):
 
 class Data2VecVision(Layer):
     encoding = "grid_bias"
-    on_cpu = blocks.NAME
+    on_cpu, on_gpu = blocks.NAME, "sdpa"
     relies_on = {
         "forward": (
             "hidden_states", "output_attentions", "relative_position_bias", "interpolate_pos_encoding", "resolution",

@@ -26,7 +26,7 @@ class Decomposed(Layer):
     """SAM's vision encoder."""
 
     encoding = "decomposed"
-    on_cpu = blocks.NAME
+    on_cpu, on_gpu = blocks.NAME, "sdpa"
     relies_on = {"forward": ("hidden_states", "output_attentions")}
 
     def posenc_heads(self) -> int:

@@ -94,6 +94,8 @@ class InterfaceLayer(InterfacePart):
     encoding: str
     on_cpu: str | None = None
     """What runs it on a CPU, where that is no engine; for `report`."""
+    on_gpu: str | None = None
+    """The same for a GPU."""
     shares_sequences = False
     """Whether it can be one of several ranks that share a sequence (context_parallel)."""
 

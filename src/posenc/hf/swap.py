@@ -326,8 +326,9 @@ def _plain_sample(module: Any) -> Callable[[int], Any]:
 def _engine(module: nn.Module, engine: str, sample: Callable[[int], Any], length: int) -> str:
     if engine != "auto":
         return engine
-    own = getattr(module.__dict__.get("posenc_part", type(module)), "on_cpu", None)
-    if own is not None and zeros_beside(module, 0).is_cpu:
+    part = module.__dict__.get("posenc_part", type(module))
+    own = getattr(part, "on_cpu" if zeros_beside(module, 0).is_cpu else "on_gpu", None)
+    if own is not None:
         return own
     heads, size, plan, options = sample(length)
     q = zeros_beside(module, 1, heads, plan.positions.q_length, size)

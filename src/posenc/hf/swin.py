@@ -83,7 +83,7 @@ class Swin(InterfaceLayer):
         "q_proj", "k_proj", "v_proj", "o_proj", "relative_position_bias", "head_dim", "scaling", "attention_dropout",
     )  # fmt: skip
     replaces = {"forward": swin_forward}
-    on_cpu = blocks.NAME
+    on_cpu, on_gpu = blocks.NAME, "sdpa"
 
     @classmethod
     def plan_of(cls, module, position_bias, scaling, query, kwargs):
@@ -101,7 +101,7 @@ class Window(Layer):
     """Window attention with a table over the rows and columns of the window."""
 
     encoding = "grid_bias"
-    on_cpu = blocks.NAME
+    on_cpu, on_gpu = blocks.NAME, "sdpa"
     relies_on = {"forward": ("hidden_states", "attention_mask", "output_attentions")}
 
     def posenc_table(self) -> Tensor:
