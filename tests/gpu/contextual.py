@@ -17,6 +17,8 @@ import torch
 from posenc.contextual import cope, path, stick_breaking
 from tests import budget, rounding, seeds
 
+rounding.DRAWS = 32  # with fewer, one of ten thousand elements has half the deviation that it should have
+
 FUNCTIONS = ("stick_breaking", "cope", "cope with few counts", "path", "path with gates")
 LENGTHS = {"alone": (150, 150), "after others": (33, 150), "one query": (1, 90)}
 """(queries, keys)."""
@@ -72,6 +74,35 @@ def run(function, tensors, g, options):
     return {**{f"out{i}": out for i, out in enumerate(outs)}, **dict(zip(names, grads))}
 
 
+def of_differences(tensors, g, scale_positions=False, key_mask=None, documents=None):
+    """What CoPE's kernel may add to the budgets of dq and dk: the sum of the counts' gradients over j <= t is that over all keys less
+    that over j > t, so that each has the rounding of float32 of the whole row's, whatever its size."""
+    q, k, v, table = (x.repeat_interleave(len(tensors[0][0]) // len(x[0]), 1) if x.dim() == 4 else x for x in tensors)
+    scale, first = q.shape[3] ** -0.5, k.shape[2] - q.shape[2]
+    j = torch.arange(k.shape[2])
+    visible = j <= j[first:, None]
+    visible = visible if key_mask is None else visible & key_mask[:, None, None]
+    visible = visible if documents is None else visible & (documents[:, None, first:, None] == documents[:, None, None])
+    z = scale * (q @ k.mT)
+    gates = z.sigmoid() * visible
+    at = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=len(table) - 1)
+    by_count = (q @ table.mT) * (scale if scale_positions else 1.0)
+    below, above = by_count.gather(-1, at.long()), by_count.gather(-1, at.ceil().long())
+    s = (z + below + (above - below) * (at - at.floor())).masked_fill(~visible, -math.inf)
+    p, dp = s.softmax(-1).nan_to_num(), g @ v.mT
+    counts = p * (dp - (p * dp).sum(-1, keepdim=True)) * (above - below)
+    off = (
+        budget.unit(torch.float32)
+        * budget.c(k.shape[2])
+        * counts.abs().sum(-1, keepdim=True)
+        * scale
+        * gates
+        * (1 - gates)
+    )
+    shared = len(tensors[0][0]) // len(tensors[1][0])
+    return {"dq": off @ k.abs(), "dk": (off.mT @ q.abs()).unflatten(1, (-1, shared)).sum(2)}
+
+
 def check(function, case, dtype, device):
     """The largest error, as a fraction of its budget."""
     tensors, options = inputs(function, case)
@@ -91,6 +122,11 @@ def check(function, case, dtype, device):
     )
     if function == "stick_breaking":  # its walk ends where less than exp(-40) of a stick is left
         allowed = {name: x + 100 * math.exp(-40.0) for name, x in allowed.items()}
+    if function.startswith("cope"):
+        allowed = {
+            **allowed,
+            **{name: allowed[name] + x for name, x in of_differences(tensors, g[0], **options).items()},
+        }
     for name, x in ours.items():
         budget.assert_within(x.double().cpu(), exact[name], allowed[name], f"{function}, {case}, {dtype}: {name}")
     return max(budget.excess(x.double().cpu(), exact[name], allowed[name]) for name, x in ours.items())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from . import launch
@@ -48,9 +49,9 @@ def cope(
         gates = s.sigmoid().masked_fill(~visible, 0.0)
         at = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=rows.shape[1] - 1)
         by_count = (q @ rows.mT) * position_scale  # [B, H, rows, n]
-        low = at.detach().floor()
+        low = at.detach().long()
         share = at - low
-        low, high = low.long(), at.detach().ceil().long()
+        high = torch.where(share > 0, low + 1, low).clamp(max=rows.shape[1] - 1)
         s = s + by_count.gather(-1, low) * (1.0 - share) + by_count.gather(-1, high) * share
         return softmax(s, visible)[0] @ v
 
