@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from posenc.contextual import cope, launch, stick_breaking
+from posenc.engines import triton
 
 
 def interpreted(*arguments):
@@ -50,7 +51,7 @@ def test_compiled_in_one_graph():
 
 
 def test_calls_that_take_plain_operations(monkeypatch):
-    monkeypatch.setattr(launch, "INTERPRETED", True)
+    monkeypatch.setattr(triton, "INTERPRETED", True)
     q, k, v = torch.randn(3, 1, 2, 5, 8).unbind()
     assert launch.supports(q, k, v)
     assert not launch.supports(q.double(), k.double(), v.double())

@@ -121,7 +121,7 @@ def warm_ups(jobs):
 
 
 # ---- in a process of its own ------------------------------------------------------------------------------------------
-def work():
+def work(check, measure, warm_up):
     """Runs the jobs that come as lines of JSON, and answers each with a line."""
     import torch
 
@@ -417,12 +417,14 @@ def time_graph(call, calls=5, repeats=12):
 class Worker:
     """A process that answers jobs one at a time; a new one after a hang or a crash."""
 
+    module = "tests.gpu.hopper"
+
     def __init__(self):
         self.process = None
 
     def start(self):
         self.process = subprocess.Popen(
-            [sys.executable, "-u", "-m", "tests.gpu.hopper", "--work"], cwd=ROOT, text=True,
+            [sys.executable, "-u", "-m", self.module, "--work"], cwd=ROOT, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
         self.lines: queue.Queue = queue.Queue()
@@ -521,7 +523,7 @@ def main() -> None:
     parser.add_argument("--work", action="store_true")
     args = parser.parse_args()
     if args.work:
-        work()
+        work(check, measure, warm_up)
         return
 
     def write():

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 import torch
 from torch import Tensor
 
-from ..core.launches import INTERPRETED
 from ..core.torch_modes import apply_function, is_exporting, transform_reason
+from ..engines import triton
 
 
 def supports(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Whether the kernels run this call: on a GPU with Triton, in float32 or half precision, outside of torch.func and export."""
-    if not (q.is_cuda or INTERPRETED) or q.numel() == 0 or max(q.shape[3], v.shape[3]) > 256:
+    if triton.device_reason(q.device) is not None or q.numel() == 0 or max(q.shape[3], v.shape[3]) > triton.WIDEST:
         return False
-    if q.dtype not in (torch.float32, torch.bfloat16, torch.float16) or not q.dtype == k.dtype == v.dtype:
+    if q.dtype not in triton.DTYPES or not q.dtype == k.dtype == v.dtype:
         return False
     if torch.is_grad_enabled() and torch.are_deterministic_algorithms_enabled():
         return False  # the kernels add gradients of keys in no fixed order
-    return find_spec("triton") is not None and transform_reason() is None and not is_exporting()
+    return transform_reason() is None and not is_exporting()
 
 
 def stick_breaking(

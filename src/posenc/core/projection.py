@@ -19,6 +19,7 @@ from torch.nn.functional import pad
 from torch.nn.modules.module import _has_any_global_hook
 
 from .launches import find_allocation
+from .variants import compile_launches
 
 MOST = 1 << 30
 """Products of one projection from which PyTorch's own matrix products are faster."""
@@ -130,7 +131,7 @@ class _Project(torch.autograd.Function):
         needs, rows = ctx.needs_input_grad[3:], _rows(table, first, last)
         ctx.heads, ctx.first, ctx.last = heads, first, last
         ctx.variant = _describe(table, weights, needs)
-        _compile_once(rows, weights, needs, ctx.variant)
+        _compile_once(heads, table, first, last, weights, needs, ctx.variant)
         return _project(heads, rows, weights, ctx.variant)
 
     @staticmethod
@@ -206,21 +207,18 @@ def _row_arguments(weights, grads: list[Tensor], out: Tensor | None) -> tuple:
 _compiled: set[tuple] = set()
 
 
-def _compile_once(rows: Tensor, weights: Sequence[Any], needs: Sequence[bool], variant: tuple) -> None:
+def _compile_once(
+    heads: int, table: Tensor, first: int, last: int, weights: Sequence[Any], needs: Sequence[bool], variant: tuple
+) -> None:
     """The kernels of both passes at once, before the first of them runs: one after the other they would take the sum of their times."""
-    if variant in _compiled:
-        return
-    _compiled.add(variant)
-    kernels = _kernels()
-    # rows and weights stand for what does not exist yet: they are like it in dtype and alignment
-    (width, size), like = weights[0].shape, [rows] * (len(weights) // 2)
-    jobs: list[tuple] = [(kernels.project, _project_arguments(rows, weights, like))]
-    if any(needs[1:]):
-        found = [None, *[x if need else None for x, need in zip(weights, needs[1:], strict=True)]]
-        jobs.append((kernels.weight_gradient, (*_weight_arguments(rows, like, found), rows.shape[0], width, size)))
-    if needs[0]:
-        jobs.append((kernels.row_gradient, (*_row_arguments(weights, like, rows), 0, 1, rows.shape[0], width, size)))
-    kernels.compile_together(jobs)
+
+    def run() -> None:
+        outs = _project(heads, _rows(table, first, last), weights, variant)
+        _gradients(table, first, last, weights, list(outs), needs, variant)
+
+    if variant not in _compiled:
+        _compiled.add(variant)
+        compile_launches(table.device, run)
 
 
 def _empty(shape: tuple[int, ...], stride: tuple[int, ...], like: Tensor) -> Tensor:

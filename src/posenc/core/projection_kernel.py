@@ -7,9 +7,6 @@
 Matrices are [rows, channels] with channels side by side. Sums are made in float32, each by one program in one order.
 """
 
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-
 import torch
 import triton
 import triton.language as tl
@@ -164,27 +161,6 @@ def _describe(kernel, args: tuple) -> tuple:
     present = tuple([x.dtype if isinstance(x, torch.Tensor) else x is None for x in args])
     strides = [x.stride(0) for x in tensors if x.dim() == 2]
     return kernel.__name__, args[0].device, present, launches.describe_variant((*strides, *args[-2:]), tensors)
-
-
-def compile_together(jobs: list[tuple]) -> None:
-    """Compile (kernel, args) that are new, each in a thread; a launch raises what goes wrong."""
-    if INTERPRETED:
-        return
-    new = [(kernel, args) for kernel, args in jobs if launches.find_known(_describe(kernel, args)) is None]
-    if len(new) < 2 or not new[0][1][0].is_cuda or torch.cuda.is_current_stream_capturing():
-        return
-    device = new[0][1][0].device.index
-
-    def work(job: tuple) -> None:
-        kernel, args = job
-        with suppress(Exception):
-            torch.cuda.set_device(device)  # of this thread
-            launches.compile_kernel(kernel, (*args, BLOCK, DEPTH), OPTIONS)._init_handles()
-
-    for kernel, _ in new:
-        kernel.device_caches[device]  # what threads share is made before they start
-    with ThreadPoolExecutor(len(new)) as pool:
-        list(pool.map(work, new))
 
 
 def tiles(rows: int, columns: int) -> int:

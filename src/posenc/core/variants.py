@@ -95,19 +95,25 @@ _lock = threading.Lock()
 
 
 def compile_first(device: torch.device, kernel, arguments: Sequence, options: dict, run: Callable[[], object]) -> None:
-    """Before the launch of a kernel that is new: every new kernel that run() launches is compiled. run() allocates as the call does;
-    random numbers that it draws are drawn again. arguments: typical ones."""
+    """`compile_launches(device, run)` before the launch of a kernel, if it is new. arguments: typical ones."""
     variant = make_variant(kernel, arguments, options)
-    if variant in _known or launches.is_recording():
+    if variant not in _known and not launches.is_recording():
+        compile_launches(device, run)
+        _known.add(variant)
+
+
+def compile_launches(device: torch.device, run: Callable[[], object]) -> None:
+    """Compile every new kernel that run() launches. run() allocates as the call does; random numbers that it draws are drawn again."""
+    if launches.INTERPRETED or device.type != "cuda" or launches.is_recording():
         return
     with suppress(Exception):  # the launches themselves raise it, or give up
-        if not torch.cuda.is_current_stream_capturing():  # no other thread may load a kernel meanwhile
-            with torch.random.fork_rng([device]), torch.no_grad(), record_variants() as found:
-                run()
-            new = [variant for variant in found if variant not in _known]
-            for _ in compile_all(new, device.index) if len(new) > 1 else ():
-                pass
-    _known.add(variant)
+        if torch.cuda.is_current_stream_capturing():  # no other thread may load a kernel meanwhile
+            return
+        with torch.random.fork_rng([device]), torch.no_grad(), record_variants() as found:
+            run()
+        new = [variant for variant in found if variant not in _known]
+        for _ in compile_all(new, device.index) if len(new) > 1 else ():
+            pass
 
 
 # ---- threads that compile ----------------------------------------------------------------------------------------------

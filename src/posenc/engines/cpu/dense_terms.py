@@ -168,23 +168,25 @@ def multiply_by_distance(
     facts = index, lowest, keys, scale, precision
     if torch.is_grad_enabled() and (states.requires_grad or table.requires_grad):
         return _apply_products(facts, states, table)
-    return _multiply(states, table, *facts)[0]
+    return _multiply(states, table, *facts)
 
 
 def _multiply(
     states: Tensor, table: Tensor, index: Index, lowest: int, keys: int, scale: float, precision: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """The products by pair, and the table's rows that are reached, scaled."""
-    rows, before, after = scaled_rows(table, index, lowest, states.shape[2], keys, scale, precision)
-    return multiply_scaled(states, rows, before, after, keys), rows
+) -> Tensor:
+    rows = scaled_rows(table, index, lowest, states.shape[2], keys, scale, precision)
+    return multiply_scaled(states, *rows, keys)
 
 
 def scaled_rows(
     table: Tensor, index: Index, lowest: int, queries: int, keys: int, scale: float, precision: torch.dtype
 ) -> tuple[Tensor, int, int]:
-    """[H or 1, m, E]: the rows that the queries reach, and how many distances before and after them read the first and the last."""
+    """[H or 1, m, E]: the rows that the queries reach, and how many distances before and after them read the first and the last. Where
+    these are few, they have rows too."""
     highest = lowest + queries + keys - 2
     lo, hi = reached((index.lo, index.hi), lowest, highest)
+    if 2 * (hi - lo + 1) >= highest - lowest + 1:
+        lo, hi = lowest, highest
     return select_rows(table, index, lo, hi).to(precision) * scale, lo - lowest, highest - hi
 
 
@@ -192,57 +194,36 @@ def multiply_scaled(states: Tensor, rows: Tensor, before: int, after: int, keys:
     """`multiply_by_distance` by `scaled_rows`, without a gradient."""
     if states.dtype != rows.dtype:
         states = states.to(rows.dtype)
-    if rows.shape[0] == 1 and not before and not after:
-        tokens = states.transpose(1, 2)
-        if tokens.is_contiguous():  # as projections write them: all heads of all tokens are rows of one matrix
-            batch, queries, heads, width = tokens.shape
-            products = tokens.view(-1, width) @ rows[0].t()
-            m = rows.shape[1]
-            steps = (queries * heads * m, m, heads * m - 1, 1)
-            return products.as_strided((batch, heads, queries, keys), steps, queries - 1)
-    return by_pair(multiply(states, rows), before, after, keys)
-
-
-def _reached(index: Index, lowest: int, queries: int, keys: int) -> tuple[int, int]:
-    return reached((index.lo, index.hi), lowest, lowest + queries + keys - 2)
+    tokens = states.transpose(1, 2)
+    if before or after or not tokens.is_contiguous():
+        return by_pair(multiply(states, rows), before, after, keys)
+    # as projections write them: all heads of all tokens, or of one head all tokens, are rows of one matrix
+    batch, queries, heads, width = tokens.shape
+    count = rows.shape[1]
+    if rows.shape[0] == 1:
+        products = tokens.view(-1, width) @ rows[0].t()
+        steps = (queries * heads * count, count, heads * count - 1, 1)
+    else:
+        products = torch.bmm(tokens.view(-1, heads, width).transpose(0, 1), rows.transpose(1, 2))
+        steps = (queries * count, batch * queries * count, max(count - 1, 1), 1)
+    return products.as_strided((batch, heads, queries, keys), steps, queries - 1)
 
 
 class _Products(torch.autograd.Function):
     @staticmethod
     def forward(ctx, facts: tuple, states: Tensor, table: Tensor) -> Tensor:
-        out, rows = _multiply(states, table, *facts)
-        ctx.save_for_backward(states, rows)
-        ctx.facts, ctx.n, ctx.dtype = facts, table.shape[1], table.dtype
-        return out
+        ctx.save_for_backward(states, table)
+        ctx.facts = facts
+        return _multiply(states, table, *facts)
 
     @staticmethod
     @first_derivatives_only
     def backward(ctx, grad: Tensor):
-        states, rows = ctx.saved_tensors
-        index, lowest, keys, scale, precision = ctx.facts
-        batch, heads, queries, width = states.shape
-        lo, hi = _reached(index, lowest, queries, keys)
-        highest = lowest + queries + keys - 2
-        d_products = sum_pairs(grad, lo - lowest, highest - hi, hi - lo + 1)
-        d_states = d_table = None
-        wide = states if states.dtype == precision else states.to(precision)
-        if rows.shape[0] == 1:
-            flat = d_products.view(batch * heads * queries, hi - lo + 1)
-            if ctx.needs_input_grad[1]:
-                d_states = (flat @ rows[0]).view(states.shape)
-            if ctx.needs_input_grad[2]:
-                d_table = (flat.t() @ wide.reshape(-1, width))[None]
-        else:
-            if ctx.needs_input_grad[1]:
-                d_states = d_products @ rows
-            if ctx.needs_input_grad[2]:
-                d_table = d_products.transpose(2, 3) @ wide
-                d_table = d_table[0] if batch == 1 else d_table.sum(0)
-        if d_states is not None:
-            d_states = d_states.to(states.dtype)
-        if d_table is not None:
-            d_table = sum_rows(d_table * scale, index, lo, hi, ctx.n).to(ctx.dtype)
-        return None, d_states, d_table
+        states, table = ctx.saved_tensors
+        scale, precision = ctx.facts[3:]
+        stacked = states.to(precision).reshape(-1, *states.shape[2:])
+        d_states, d_table = product_gradients(grad * scale, stacked, table, ctx.facts, None, ctx.needs_input_grad[2])
+        return None, d_states.view(states.shape).to(states.dtype), None if d_table is None else d_table.to(table.dtype)
 
 
 _apply_products = direct_apply(_Products)
@@ -252,14 +233,16 @@ def product_gradients(
     grad: Tensor, states: Tensor, table: Tensor, facts: tuple, others: Tensor | None, wants_table: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Of states [B * H, R, E] and of the table, by that of `multiply_by_distance` [B, H, R, K] times the scale. others: the states'
-    gradient so far, to which this one is added in place."""
+    gradient so far, to which this one is added in place. The first result has their shape or [B, H, R, E]."""
     index, lowest, keys, _, precision = facts
     batch, heads, queries, _ = grad.shape
-    lo, hi = _reached(index, lowest, queries, keys)
+    highest = lowest + queries + keys - 2
+    lo, hi = reached((index.lo, index.hi), lowest, highest)
     count, width = hi - lo + 1, states.shape[2]
-    d_products = sum_pairs(grad, lo - lowest, lowest + queries + keys - 2 - hi, count)
     rows = select_rows(table, index, lo, hi)
     rows = rows if rows.dtype == precision else rows.to(precision)
+    by_head = rows.shape[0] > 1 and batch > 1  # the texts of a head are rows of one matrix
+    d_products = sum_pairs(grad.transpose(0, 1) if by_head else grad, lo - lowest, highest - hi, count)
     d_table = None
     if rows.shape[0] == 1:
         flat = d_products.view(-1, count)
@@ -271,12 +254,16 @@ def product_gradients(
         if wants_table:
             d_table = (flat.t() @ states.reshape(-1, width))[None]
     else:
-        stacked = d_products.view(-1, queries, count)
-        rows = rows if batch == 1 else rows.repeat(batch, 1, 1)
-        d_states = stacked @ rows if others is None else others.baddbmm_(stacked, rows)
+        stacked = d_products.view(heads, -1, count)
+        if by_head:
+            shape = (batch, heads, queries, width)
+            found = torch.bmm(stacked, rows).view(heads, batch, queries, width).transpose(0, 1)
+            d_states = found if others is None else others.view(shape).add_(found)
+            states = states.view(shape).transpose(0, 1).reshape(heads, -1, width)
+        else:
+            d_states = torch.bmm(stacked, rows) if others is None else others.baddbmm_(stacked, rows)
         if wants_table:
-            d_table = stacked.transpose(1, 2) @ states
-            d_table = d_table if batch == 1 else d_table.view(batch, heads, count, width).sum(0)
+            d_table = torch.bmm(stacked.transpose(1, 2), states)
     return d_states, None if d_table is None else sum_rows(d_table, index, lo, hi, table.shape[1])
 
 

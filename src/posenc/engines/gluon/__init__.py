@@ -38,7 +38,7 @@ UNVERIFIED_CONTENT = (
     "values and padding",
     "no term of the queries",
     "heads of 128 with padding, keys or values",
-)  # the same with content terms
+)  # content terms in the backward pass, and those of keys in the forward pass: emulated, not compared on a card
 SHORTEST_CONTENT_BACKWARD = 4096  # as measured
 CONTENT_BACKWARD = False  # the backward pass with content terms: emulated, not compared on a card
 MOST_SUMS = 1 << 27  # float32 numbers of content_backward.py's outer
@@ -83,6 +83,8 @@ def refuse_window(x: Inputs, num: Numbers, scale: float, dropout: float) -> str 
     if x.key_table is not None and KEY_TERM:
         if x.starts is not None or (-num.cols_hi, -num.cols_lo) != (num.rows_lo, num.rows_hi):
             return "a content term of the keys must have the distances of the queries' term, and no start for each row"
+        if refuse_unverified(x, num) is not None:
+            return refuse_unverified(x, num)
         reads = reads | {"key_table"}
     reason = refuse_device(x.q.device) or refuse_call(x, num, scale, dropout, reads) or refuse_slower(x, num)
     if reason is not None:
@@ -172,17 +174,9 @@ def refuse_content_backward(x: Inputs, num: Numbers, scale: float, dropout: floa
         return "not compared with float64 on a card yet"
     if x.table is None and x.key_table is None and x.value is None:
         return "it needs a content term"
-    is_padded, is_large = x.key_mask is not None, x.q.shape[3] == 128
-    parts = {
-        "windows": num.left >= 0 or num.right > 0, "documents": x.doc_q is not None, "values and padding": x.value is not None and is_padded,
-        "no term of the queries": x.table is None,
-        "heads of 128 with padding, keys or values": is_large and (is_padded or x.key_table is not None or x.value is not None),
-    }  # fmt: skip
-    for part in UNVERIFIED_CONTENT:
-        if parts[part]:
-            return f"{part}: not compared with float64 on a card yet"
     reads = READS - {"bias", "slopes", "starts"} | {"table", "states", "key_table", "value"}
-    reason = refuse_any_backward(x, do) or refuse_device(x.q.device) or refuse_call(x, num, scale, dropout, reads)
+    reason = refuse_unverified(x, num) or refuse_any_backward(x, do) or refuse_device(x.q.device)
+    reason = reason or refuse_call(x, num, scale, dropout, reads)
     if reason is not None:
         return reason
     if min(x.q.shape[2], x.k.shape[2]) < SHORTEST_CONTENT_BACKWARD:
@@ -195,6 +189,20 @@ def refuse_content_backward(x: Inputs, num: Numbers, scale: float, dropout: floa
         return "the row term has too many distances for one band in memory"
     if x.table is not None and not is_one_sided(x, num):
         return "a block of 128 keys may lie beyond both ends of the row term's span"
+    return None
+
+
+def refuse_unverified(x: Inputs, num: Numbers) -> str | None:
+    """Whether these content terms were compared with float64 on a card."""
+    is_padded, is_large = x.key_mask is not None, x.q.shape[3] == 128
+    parts = {
+        "windows": num.left >= 0 or num.right > 0, "documents": x.doc_q is not None, "values and padding": x.value is not None and is_padded,
+        "no term of the queries": x.table is None,
+        "heads of 128 with padding, keys or values": is_large and (is_padded or x.key_table is not None or x.value is not None),
+    }  # fmt: skip
+    for part in UNVERIFIED_CONTENT:
+        if parts[part]:
+            return f"{part}: not compared with float64 on a card yet"
     return None
 
 

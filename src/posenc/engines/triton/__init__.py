@@ -51,17 +51,25 @@ def _version() -> tuple[int, int]:
 VERSION = _version()
 
 
-def supports(lowered: LoweredPlan) -> str | None:
-    facts = lowered.facts
+def device_reason(device: torch.device) -> str | None:
+    """Why no Triton kernel runs on a device, or None."""
     if not INSTALLED:
         return "Triton is not installed"
     if VERSION < OLDEST:
         return f"its kernels need Triton {OLDEST[0]}.{OLDEST[1]} or newer, found {VERSION[0]}.{VERSION[1]}"
-    on_cuda = facts.device.type == "cuda"
+    on_cuda = device.type == "cuda"
     if not on_cuda and not INTERPRETED:
-        return f"its kernels run on CUDA devices, the tensors are on {facts.device.type}"
-    if on_cuda and torch.version.hip is None and capability(facts.device) < (8, 0):
+        return f"its kernels run on CUDA devices, the tensors are on {device.type}"
+    if on_cuda and torch.version.hip is None and capability(device) < (8, 0):
         return "its kernels need compute capability 8.0 or newer"
+    return None
+
+
+def supports(lowered: LoweredPlan) -> str | None:
+    facts = lowered.facts
+    reason = device_reason(facts.device)
+    if reason is not None:
+        return reason
     if facts.dtype not in DTYPES:
         return f"its kernels compute in bfloat16, float16 or float32, not {facts.dtype}"
     if max(facts.head_dim, facts.value_dim) > WIDEST:

@@ -39,12 +39,12 @@ def add_dv(acc_v, p, dp, do_tile, masks, bh, i, j, dropout, DROPOUT: tl.constexp
 
 
 @triton.jit
-def score_gradient(p, dp, d_decay, ones_delta, parts, slots, grads, scale_tile):
+def score_gradient(p, dp, d_decay, ones_delta, parts, terms, grads, scale_tile):
     """ds = p (dp - delta), times the queries' scales where they are a tensor; and the decay's gradient with this tile."""
     ds = p * add_bf16x3(dp, ones_delta, parts)
     if grads.decay_k is not None:
         d_decay -= tl.sum(ds, 1)
-    if slots.scale is not None:
+    if terms.scale is not None:
         ds = ds * (scale_tile / LOG2E)
     return ds, d_decay
 
@@ -52,7 +52,7 @@ def score_gradient(p, dp, d_decay, ones_delta, parts, slots, grads, scale_tile):
 @triton.jit(do_not_specialize=UNSPECIALISED)
 def backward_k(
     q, k, v, do, dk, dv, row_parts,
-    slots, positions, masks, grads,
+    terms, positions, masks, grads,
     heads, group, q_length, k_length, q_first, q_last, offset, left, right, lo, hi, batch_heads, scale, dropout,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GENERAL: tl.constexpr,
@@ -72,7 +72,7 @@ def backward_k(
     b, h_kv = b_kv // kv_heads, b_kv % kv_heads
     n0 = block * BLOCK_N
     offset = add_start(positions, offset, b)
-    MASS: tl.constexpr = DROPOUT and (slots.mass is not None)  # each far probability would be dropped on its own
+    MASS: tl.constexpr = DROPOUT and (terms.mass is not None)  # each far probability would be dropped on its own
     CLEAR: tl.constexpr = (masks.extra is None) and (not MASS) and (positions.q is None)
     first, left0, left1, right0, right1, last, clear0, clear1 = query_tiles(
         n0, b, masks, q_length, k_length, q_first, q_last, offset, left, right, lo, hi, BLOCK_M, BLOCK_N, CLEAR
@@ -90,7 +90,7 @@ def backward_k(
     acc_k = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
     acc_v = tl.zeros([BLOCK_N, BLOCK_DV], tl.float32)
     c = tl.arange(0, 16)[None, :]
-    ones_lse, ones_delta = load_ones(slots, 0, BLOCK_N), load_ones(slots, 3, BLOCK_N)
+    ones_lse, ones_delta = load_ones(terms, 0, BLOCK_N), load_ones(terms, 3, BLOCK_N)
 
     for member in range(group):
         h = h_kv * group + member
@@ -101,9 +101,9 @@ def backward_k(
         sum_right = tl.zeros([BLOCK_N], tl.float32)
         d_decay = tl.zeros([BLOCK_N], tl.float32)
         far_keys = ones_lse  # [keys, 16]: ones that select -lse, and the parts of both ends of the key's band
-        if slots.cols is not None:
-            at = slots.cols.bf16x3 + (bh * 2 * slots.cols.rows + j)[:, None] * 16 + c
-            if slots.scale is None:
+        if terms.cols is not None:
+            at = terms.cols.bf16x3 + (bh * 2 * terms.cols.rows + j)[:, None] * 16 + c
+            if terms.scale is None:
                 far_keys = tl.load(at, mask=valid[:, None], other=0.0)
             else:
                 key_parts = tl.load(at, mask=valid[:, None] & (c >= 6), other=0.0)
@@ -117,17 +117,17 @@ def backward_k(
                 i = m0 + steps
                 side = tl.where(on_left, 0, plane)
                 parts = tl.load(row_parts + (side + bh * padded(q_length) + i)[:, None] * 16 + c)
-                scale_row = row_scale(slots, bh, i, q_length, scale)
-                scale_tile = broadcast_scale(scale_row, slots, True)
+                scale_row = row_scale(terms, bh, i, q_length, scale)
+                scale_tile = broadcast_scale(scale_row, terms, True)
                 qk = matmul(k_tile, tl.trans(q_tile))
-                if slots.scale is None:
+                if terms.scale is None:
                     qk = add_bf16x3(qk, far_keys, parts)
-                elif slots.cols is not None:
+                elif terms.cols is not None:
                     qk = add_bf16x3(qk, key_parts, parts)
-                qk = far_scores(qk, scale_tile, slots, h, bh, j[:, None], m0, on_left, offset, q_length, k_length)
-                if (slots.slopes is not None) or (slots.decay_q is not None):
-                    qk += far_row(slots, h, bh, i, m0, on_left, q_length)[None, :]
-                if slots.scale is not None:
+                qk = far_scores(qk, scale_tile, terms, h, bh, j[:, None], m0, on_left, offset, q_length, k_length)
+                if (terms.slopes is not None) or (terms.decay_q is not None):
+                    qk += far_row(terms, h, bh, i, m0, on_left, q_length)[None, :]
+                if terms.scale is not None:
                     qk = add_bf16x3(qk, ones_lse, parts)
                 if SCALE_LAST:
                     p = tl.exp2(qk * scale_row)
@@ -136,7 +136,7 @@ def backward_k(
                 do_tile = load_tile(do_ptr, do.l, m0, q_length, d_v, DV, BLOCK_M, False)
                 dp = matmul(v_tile, tl.trans(do_tile))
                 acc_v, dp = add_dv(acc_v, p, dp, do_tile, masks, bh, i, j, dropout, DROPOUT)
-                ds, d_decay = score_gradient(p, dp, d_decay, ones_delta, parts, slots, grads, scale_tile)
+                ds, d_decay = score_gradient(p, dp, d_decay, ones_delta, parts, terms, grads, scale_tile)
                 if grads.cols is not None:
                     ds_sum = tl.sum(ds, 1)
                     sum_left += tl.where(on_left, ds_sum, 0.0)
@@ -146,33 +146,33 @@ def backward_k(
         # ---- inner tiles ----------------------------------------------------------------------------------------------
         inner0, inner1 = right0, right0
         if INNER and CLEAR:
-            inner0, inner1 = inner_tiles(slots, n0, BLOCK_N, BLOCK_M, -offset, left1, right0, clear0, clear1, True)
-            identity = load_identity(slots, BLOCK_N)
+            inner0, inner1 = inner_tiles(terms, n0, BLOCK_N, BLOCK_M, -offset, left1, right0, clear0, clear1, True)
+            identity = load_identity(terms, BLOCK_N)
             for t in tl.range(inner0, inner1, num_stages=BAND_STAGES):
                 m0 = t * BLOCK_M
                 q_tile = load_tile(q_ptr, q.l, m0, q_length, d, D, BLOCK_M, False)
                 do_tile = load_tile(do_ptr, do.l, m0, q_length, d_v, DV, BLOCK_M, False)
                 i = m0 + tl.arange(0, BLOCK_M)
                 parts = tl.load(row_parts + (2 * plane + bh * padded(q_length) + i)[:, None] * 16 + c)
-                scale_row = row_scale(slots, bh, i, q_length, scale)
-                scale_tile = broadcast_scale(scale_row, slots, True)
+                scale_row = row_scale(terms, bh, i, q_length, scale)
+                scale_tile = broadcast_scale(scale_row, terms, True)
                 r = j[:, None] - i[None, :] + offset
                 qk = matmul(k_tile, tl.trans(q_tile))
-                if slots.scale is None:
+                if terms.scale is None:
                     qk = add_bf16x3(qk, ones_lse, parts)
-                qk = add_bands(qk, identity, slots, positions, b, h, m0, n0, i, j, q_length, k_length, True)
+                qk = add_bands(qk, identity, terms, positions, b, h, m0, n0, i, j, q_length, k_length, True)
                 qk = qk * scale_tile
-                qk = add_unscaled_terms(qk, slots, masks, b, h, bh, i[None, :], j[:, None], r, q_length, k_length)
-                if slots.scale is not None:
+                qk = add_unscaled_terms(qk, terms, masks, b, h, bh, i[None, :], j[:, None], r, q_length, k_length)
+                if terms.scale is not None:
                     qk = add_bf16x3(qk, ones_lse, parts)
                 p = tl.exp2(qk)
                 dp = matmul(v_tile, tl.trans(do_tile))
-                if slots.mass is not None:
-                    dp = add_band(dp, identity, slots.mass, positions, b, h, m0, i, j, q_length, True, False)
+                if terms.mass is not None:
+                    dp = add_band(dp, identity, terms.mass, positions, b, h, m0, i, j, q_length, True, False)
                 acc_v, dp = add_dv(acc_v, p, dp, do_tile, masks, bh, i, j, dropout, DROPOUT)
-                ds, d_decay = score_gradient(p, dp, d_decay, ones_delta, parts, slots, grads, scale_tile)
+                ds, d_decay = score_gradient(p, dp, d_decay, ones_delta, parts, terms, grads, scale_tile)
                 if grads.cols is not None:
-                    if slots.scale is None:
+                    if terms.scale is None:
                         share = ds * scale
                     else:
                         share = ds
@@ -188,18 +188,18 @@ def backward_k(
             do_tile = load_tile(do_ptr, do.l, m0, q_length, d_v, DV, GENERAL, True)
             i = m0 + general_steps
             parts = tl.load(row_parts + (2 * plane + bh * padded(q_length) + i)[:, None] * 16 + c)
-            scale_row = row_scale(slots, bh, i, q_length, scale)
-            scale_tile = broadcast_scale(scale_row, slots, True)
+            scale_row = row_scale(terms, bh, i, q_length, scale)
+            scale_tile = broadcast_scale(scale_row, terms, True)
             r, r_lo, r_hi = distances(positions, b, i, j, m0, n0, offset, q_length, k_length, True)
             qk = matmul(k_tile, tl.trans(q_tile))
-            if slots.scale is None:
+            if terms.scale is None:
                 qk = add_bf16x3(qk, ones_lse, parts)
             masked = is_masked(tile, clear0, clear1, CLEAR)
             _, qk = general_scores(
-                qk, scale_tile, slots, positions, masks, b, h, bh, m0, n0, i, j, r, r_lo, r_hi,
+                qk, scale_tile, terms, positions, masks, b, h, bh, m0, n0, i, j, r, r_lo, r_hi,
                 q_length, k_length, left, right, masked, True,
             )  # fmt: skip
-            if slots.scale is not None:
+            if terms.scale is not None:
                 qk = add_bf16x3(qk, ones_lse, parts)
             p = tl.exp2(qk)
             if DROPOUT:
@@ -209,12 +209,12 @@ def backward_k(
                 acc_v = matmul(p.to(do_tile.dtype), do_tile, acc_v)
             dp = matmul(v_tile, tl.trans(do_tile))
             dp = add_mass_gradient(
-                dp, slots, positions, masks, b, h, bh, m0, i, j, r, r_lo, r_hi, q_length, dropout, DROPOUT, True
+                dp, terms, positions, masks, b, h, bh, m0, i, j, r, r_lo, r_hi, q_length, dropout, DROPOUT, True
             )
-            ds, d_decay = score_gradient(p, dp, d_decay, ones_delta, parts, slots, grads, scale_tile)
+            ds, d_decay = score_gradient(p, dp, d_decay, ones_delta, parts, terms, grads, scale_tile)
             if grads.cols is not None:
                 share = ds
-                if slots.scale is None:
+                if terms.scale is None:
                     share = ds * scale
                 back = -r
                 if positions.q is None:
@@ -229,7 +229,7 @@ def backward_k(
             acc_k = matmul(ds.to(q_tile.dtype), q_tile, acc_k)
 
         if grads.cols is not None:
-            if slots.scale is None:
+            if terms.scale is None:
                 sum_left = sum_left * scale
                 sum_right = sum_right * scale
             if ZERO_REST:
@@ -241,7 +241,7 @@ def backward_k(
                 d_decay += tl.load(grads.decay_k + bh * k_length + j, mask=valid, other=0.0)
             tl.store(grads.decay_k + bh * k_length + j, d_decay, mask=valid)
 
-    if slots.scale is None:
+    if terms.scale is None:
         acc_k = acc_k * scale
     store_tile(dk, b, h_kv, j, d, D, acc_k, valid, ACCUMULATE)
     store_tile(dv, b, h_kv, j, d_v, DV, acc_v, valid, ACCUMULATE)

@@ -40,14 +40,14 @@ UNSPECIALISED = [
 
 @triton.jit
 def add_mass_gradient(
-    dp, slots, positions, masks, b, h, bh, m0, i, j, r, r_lo, r_hi, q_length, dropout,
+    dp, terms, positions, masks, b, h, bh, m0, i, j, r, r_lo, r_hi, q_length, dropout,
     DROPOUT: tl.constexpr, KEYS_FIRST: tl.constexpr,
 ):  # fmt: skip
     """The gradient of the probabilities of a general tile, from do.v: the value term's part is added, dropout applied."""
-    if slots.mass is not None:
-        mass = load_band(slots.mass, positions, b, h, m0, i, j, q_length, r, r_lo, r_hi, KEYS_FIRST, False)
-        if reaches_ends(slots.mass.lo, slots.mass.hi, r_lo, r_hi, positions):
-            mass = select_ends(mass, slots.mass, bh, i, q_length, r, KEYS_FIRST)
+    if terms.mass is not None:
+        mass = load_band(terms.mass, positions, b, h, m0, i, j, q_length, r, r_lo, r_hi, KEYS_FIRST, False)
+        if reaches_ends(terms.mass.lo, terms.mass.hi, r_lo, r_hi, positions):
+            mass = select_ends(mass, terms.mass, bh, i, q_length, r, KEYS_FIRST)
         dp += mass
     if DROPOUT:
         if KEYS_FIRST:
@@ -60,7 +60,7 @@ def add_mass_gradient(
 @triton.jit(do_not_specialize=UNSPECIALISED)
 def backward_q(
     q, k, v, do, dq, lse, delta, ends,
-    slots, positions, masks, grads,
+    terms, positions, masks, grads,
     heads, group, q_length, k_length, q_first, q_last, offset, left, right, lo, hi, batch_heads, scale, dropout,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GENERAL: tl.constexpr,
@@ -79,7 +79,7 @@ def backward_q(
     k_ptr = k.ptr + b * k.b + (h // group) * k.h
     v_ptr = v.ptr + b * v.b + (h // group) * v.h
     offset = add_start(positions, offset, b)
-    MASS: tl.constexpr = DROPOUT and (slots.mass is not None)  # each far probability would be dropped on its own
+    MASS: tl.constexpr = DROPOUT and (terms.mass is not None)  # each far probability would be dropped on its own
     CLEAR: tl.constexpr = (masks.extra is None) and (not MASS) and (positions.q is None)
     first, left0, left1, right0, right1, last, clear0, clear1 = key_tiles(
         m0, b, masks, q_length, k_length, offset, left, right, lo, hi, BLOCK_M, BLOCK_N, CLEAR
@@ -91,11 +91,11 @@ def backward_q(
     steps = tl.arange(0, BLOCK_N)
     d = tl.arange(0, BLOCK_D)
     dv = tl.arange(0, BLOCK_DV)
-    ones_keys = load_ones(slots, 6, BLOCK_M)
+    ones_keys = load_ones(terms, 6, BLOCK_M)
     q_tile = load_tile(q.ptr + b * q.b + h * q.h, q.l, m0, q_length, d, D, BLOCK_M, True)
     do_tile = load_tile(do.ptr + b * do.b + h * do.h, do.l, m0, q_length, dv, DV, BLOCK_M, True)
-    scale_row = row_scale(slots, bh, i, q_length, scale)
-    scale_tile = broadcast_scale(scale_row, slots, False)
+    scale_row = row_scale(terms, bh, i, q_length, scale)
+    scale_tile = broadcast_scale(scale_row, terms, False)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     sum_left = tl.zeros([BLOCK_M], tl.float32)  # of ds over far keys
     sum_right = tl.zeros([BLOCK_M], tl.float32)
@@ -117,9 +117,9 @@ def backward_q(
             v_tile = load_tile(v_ptr, v.l, n0, k_length, dv, DV, BLOCK_N, False)
             j = (n0 + steps)[None, :]
             qk = matmul(q_tile, tl.trans(k_tile))
-            qk = add_far_keys(qk, slots, bh, n0 + steps, on_left, ones_keys)
-            s = far_scores(qk, scale_tile, slots, h, bh, j, m0, on_left, offset, q_length, k_length)
-            base = tl.where(on_left, lse_left, lse_right) - far_row(slots, h, bh, i, m0, on_left, q_length)
+            qk = add_far_keys(qk, terms, bh, n0 + steps, on_left, ones_keys)
+            s = far_scores(qk, scale_tile, terms, h, bh, j, m0, on_left, offset, q_length, k_length)
+            base = tl.where(on_left, lse_left, lse_right) - far_row(terms, h, bh, i, m0, on_left, q_length)
             if SCALE_LAST:
                 p = tl.exp2(s * scale_row - base[:, None])
             else:
@@ -139,7 +139,7 @@ def backward_q(
                 ds_r = tl.sum(ds * (j + offset - i[:, None]).to(tl.float32), 1)
                 d_slope += tl.where(on_left, ds_r, -ds_r)
             if grads.scale is not None:
-                end = tl.where(on_left, row_end(slots, bh, i, valid, False), row_end(slots, bh, i, valid, True))
+                end = tl.where(on_left, row_end(terms, bh, i, valid, False), row_end(terms, bh, i, valid, True))
                 d_scale += tl.sum(ds * qk, 1) + end * ds_sum
             acc = matmul(ds.to(k_tile.dtype), k_tile, acc)
 
@@ -157,8 +157,8 @@ def backward_q(
     # ---- inner tiles --------------------------------------------------------------------------------------------------
     inner0, inner1 = right0, right0
     if INNER and CLEAR and (grads.bias is None):  # sums along diagonals need all tiles of the middle, in order
-        inner0, inner1 = inner_tiles(slots, m0, BLOCK_M, BLOCK_N, offset, left1, right0, clear0, clear1, False)
-        identity = load_identity(slots, BLOCK_M)
+        inner0, inner1 = inner_tiles(terms, m0, BLOCK_M, BLOCK_N, offset, left1, right0, clear0, clear1, False)
+        identity = load_identity(terms, BLOCK_M)
         for t in tl.range(inner0, inner1, num_stages=BAND_STAGES):
             n0 = t * BLOCK_N
             k_tile = load_tile(k_ptr, k.l, n0, k_length, d, D, BLOCK_N, False)
@@ -166,14 +166,14 @@ def backward_q(
             j = n0 + tl.arange(0, BLOCK_N)
             r = j[None, :] - i[:, None] + offset
             qk = matmul(q_tile, tl.trans(k_tile))
-            qk = add_bands(qk, identity, slots, positions, b, h, m0, n0, i, j, q_length, k_length, False)
+            qk = add_bands(qk, identity, terms, positions, b, h, m0, n0, i, j, q_length, k_length, False)
             s = add_unscaled_terms(
-                qk * scale_tile, slots, masks, b, h, bh, i[:, None], j[None, :], r, q_length, k_length
+                qk * scale_tile, terms, masks, b, h, bh, i[:, None], j[None, :], r, q_length, k_length
             )
             p = tl.exp2(s - lse_i[:, None])
             dp = matmul(do_tile, tl.trans(v_tile))
-            if slots.mass is not None:
-                dp = add_band(dp, identity, slots.mass, positions, b, h, m0, i, j, q_length, False, False)
+            if terms.mass is not None:
+                dp = add_band(dp, identity, terms.mass, positions, b, h, m0, i, j, q_length, False, False)
             if DROPOUT:
                 dp = dp * dropout_factor(masks, bh, i[:, None], j[None, :], dropout)
             ds = p * (dp - delta_i[:, None])
@@ -203,13 +203,13 @@ def backward_q(
         qk = matmul(q_tile, tl.trans(k_tile))
         masked = is_masked(tile, clear0, clear1, CLEAR)
         qk, s = general_scores(
-            qk, scale_tile, slots, positions, masks, b, h, bh, m0, n0, i, j, r, r_lo, r_hi,
+            qk, scale_tile, terms, positions, masks, b, h, bh, m0, n0, i, j, r, r_lo, r_hi,
             q_length, k_length, left, right, masked, False,
         )  # fmt: skip
         p = tl.exp2(s - lse_i[:, None])
         dp = matmul(do_tile, tl.trans(v_tile))
         dp = add_mass_gradient(
-            dp, slots, positions, masks, b, h, bh, m0, i, j, r, r_lo, r_hi, q_length, dropout, DROPOUT, False
+            dp, terms, positions, masks, b, h, bh, m0, i, j, r, r_lo, r_hi, q_length, dropout, DROPOUT, False
         )
         ds = p * (dp - delta_i[:, None])
         if grads.decay_q is not None:

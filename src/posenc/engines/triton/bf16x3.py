@@ -34,9 +34,9 @@ def split_bf16x3(tile, columns, at, x):
 
 
 @triton.jit
-def load_ones(slots, at, ROWS: tl.constexpr):
+def load_ones(terms, at, ROWS: tl.constexpr):
     """[ROWS, 16]: ones in the columns at, at + 1, at + 2, zeros elsewhere."""
-    return tl.load(slots.ones + (32 - at + tl.arange(0, 16))[None, :] + tl.zeros([ROWS, 1], tl.int32))
+    return tl.load(terms.ones + (32 - at + tl.arange(0, 16))[None, :] + tl.zeros([ROWS, 1], tl.int32))
 
 
 @triton.jit

@@ -27,7 +27,7 @@ import triton.language as tl
 
 from .masking import visible
 from .scores import LOG2E, add_unscaled_terms, row_scale
-from .structs import Masks, Slots
+from .structs import Masks, Terms
 from .tiles import matmul
 
 LN2 = tl.constexpr(0.6931471805599453)
@@ -144,7 +144,7 @@ def decode(
     rows, rows_lo, rows_hi,  # float32 [B, H, Lq, n], n = rows_hi - rows_lo + 1; with a table [B, H, Lq, splits, n], to be made here
     states, s_b, s_h, s_l, table, t_h, t_l,  # [B, H, Lq, E], [H or 1, n, E]
     shift, row_shift,  # contiguous [H, D], added to q, and to q for the row term alone; or None
-    slopes, scales, decay_q, decay_k,  # as in Slots
+    slopes, scales, decay_q, decay_k,  # as in Terms
     starts,  # int32 [B] or None
     key_mask, key_mask_b,  # uint8 [B or 1, Lk]
     extra, extra_b, extra_h, extra_q, extra_k,  # as in Masks
@@ -175,11 +175,11 @@ def decode(
     k_ptr = k + b * k_b + hk.to(tl.int64) * k_h
     v_ptr = v + b * v_b + hk.to(tl.int64) * v_h
 
-    slots = Slots(None, None, None, None, slopes, scales, decay_q, decay_k, None, None)
+    terms = Terms(None, None, None, None, slopes, scales, decay_q, decay_k, None, None)
     masks = Masks(
         None, 0, None, None, None, 0, 0, None, None, 0, 0, extra, extra_b, extra_h, extra_q, extra_k, None, EXTRA_IS_BOOL,
     )  # fmt: skip
-    scale_row = row_scale(slots, bh, i, q_length, scale)
+    scale_row = row_scale(terms, bh, i, q_length, scale)
     if scales is not None:
         scale_row = scale_row[None, :]
     if starts is not None:
@@ -251,7 +251,7 @@ def decode(
                 if bias is not None:
                     qk += load_bias(bias_at[None, :], bias_n, bias_rows, r, bias_lo, bias_hi, pair)
         qk = add_unscaled_terms(
-            qk, slots, masks, b, h[None, :], bh[None, :], i[None, :], j[:, None], r, q_length, k_length
+            qk, terms, masks, b, h[None, :], bh[None, :], i[None, :], j[:, None], r, q_length, k_length
         )  # fmt: skip
         mask = visible(masks, b, h[None, :], i[None, :], j[:, None], q_length, k_length, left, right)
         qk = tl.where(mask & inside[:, None], qk, float("-inf"))

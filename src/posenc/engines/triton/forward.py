@@ -65,7 +65,7 @@ def split_range(first, left0, left1, right0, right1, last, split, splits):
 )  # fmt: skip
 def forward(
     q, k, v, out, lse,  # Views; lse: [B, H, Lq rounded up to 64] float32, base 2, +inf for a fully masked query
-    slots, positions, masks,
+    terms, positions, masks,
     heads, group, q_length, k_length, q_first, q_last, offset, left, right, lo, hi, splits, scale, dropout,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GENERAL: tl.constexpr,
@@ -88,7 +88,7 @@ def forward(
     v_ptr = v.ptr + b * v.b + (h // group) * v.h
 
     offset = add_start(positions, offset, b)
-    MASS: tl.constexpr = DROPOUT and (slots.mass is not None)  # each far probability would be dropped on its own
+    MASS: tl.constexpr = DROPOUT and (terms.mass is not None)  # each far probability would be dropped on its own
     CLEAR: tl.constexpr = (masks.extra is None) and (not MASS) and (positions.q is None)
     first, left0, left1, right0, right1, last, clear0, clear1 = key_tiles(
         m0, b, masks, q_length, k_length, offset, left, right, lo, hi, BLOCK_M, BLOCK_N, CLEAR
@@ -102,10 +102,10 @@ def forward(
     steps = tl.arange(0, BLOCK_N)
     d = tl.arange(0, BLOCK_D)
     dv = tl.arange(0, BLOCK_DV)
-    ones = load_ones(slots, 6, BLOCK_M)
+    ones = load_ones(terms, 6, BLOCK_M)
     q_tile = load_tile(q.ptr + b * q.b + h * q.h, q.l, m0, q_length, d, D, BLOCK_M, True)
-    scale_row = row_scale(slots, bh, i, q_length, scale)
-    scale_tile = broadcast_scale(scale_row, slots, False)
+    scale_row = row_scale(terms, bh, i, q_length, scale)
+    scale_tile = broadcast_scale(scale_row, terms, False)
 
     m_i = tl.full([BLOCK_M], float("-inf"), tl.float32)
     l_i = tl.zeros([BLOCK_M], tl.float32)
@@ -115,17 +115,17 @@ def forward(
 
     # ---- far tiles: the terms are constants of each row and column; row constants go into the maximum ----------------
     if CLEAR:
-        end_left = row_end(slots, bh, i, i < q_length, False) * scale_row + bias_end(slots, h, False)
-        end_right = row_end(slots, bh, i, i < q_length, True) * scale_row + bias_end(slots, h, True)
+        end_left = row_end(terms, bh, i, i < q_length, False) * scale_row + bias_end(terms, h, False)
+        end_right = row_end(terms, bh, i, i < q_length, True) * scale_row + bias_end(terms, h, True)
         for t in range((left1 - left0) + (right1 - right0)):
             n0 = far_tile(t, left0, left1, right0) * BLOCK_N
             on_left = t < left1 - left0
             k_tile = load_tile(k_ptr, k.l, n0, k_length, d, D, BLOCK_N, False)
             qk = matmul(q_tile, tl.trans(k_tile))
             j = (n0 + steps)[None, :]
-            qk = add_far_keys(qk, slots, bh, n0 + steps, on_left, ones)
-            qk = far_scores(qk, scale_tile, slots, h, bh, j, m0, on_left, offset, q_length, k_length)
-            row = tl.where(on_left, end_left, end_right) + far_row(slots, h, bh, i, m0, on_left, q_length)
+            qk = add_far_keys(qk, terms, bh, n0 + steps, on_left, ones)
+            qk = far_scores(qk, scale_tile, terms, h, bh, j, m0, on_left, offset, q_length, k_length)
+            row = tl.where(on_left, end_left, end_right) + far_row(terms, h, bh, i, m0, on_left, q_length)
             if SCALE_LAST:
                 m_new = tl.maximum(m_i, tl.max(qk, 1) * scale_row + row)
             else:
@@ -138,7 +138,7 @@ def forward(
             alpha = tl.exp2(m_i - row - base)
             p_sum = tl.sum(p, 1)
             l_i = l_i * alpha + p_sum
-            if slots.mass is not None:
+            if terms.mass is not None:
                 mass_left = mass_left * alpha + tl.where(on_left, p_sum, 0.0)
                 mass_right = mass_right * alpha + tl.where(on_left, 0.0, p_sum)
             acc = acc * alpha[:, None]
@@ -151,17 +151,17 @@ def forward(
     # ---- inner tiles: whole tiles of the bands, no masks --------------------------------------------------------------
     inner0, inner1 = right0, right0
     if INNER and CLEAR and (not SPLIT):
-        inner0, inner1 = inner_tiles(slots, m0, BLOCK_M, BLOCK_N, offset, left1, right0, clear0, clear1, False)
-        identity = load_identity(slots, BLOCK_M)
+        inner0, inner1 = inner_tiles(terms, m0, BLOCK_M, BLOCK_N, offset, left1, right0, clear0, clear1, False)
+        identity = load_identity(terms, BLOCK_M)
         for t in tl.range(inner0, inner1, num_stages=BAND_STAGES):
             n0 = t * BLOCK_N
             k_tile = load_tile(k_ptr, k.l, n0, k_length, d, D, BLOCK_N, False)
             v_tile = load_tile(v_ptr, v.l, n0, k_length, dv, DV, BLOCK_N, False)
             j = n0 + tl.arange(0, BLOCK_N)
             qk = matmul(q_tile, tl.trans(k_tile))
-            qk = add_bands(qk, identity, slots, positions, b, h, m0, n0, i, j, q_length, k_length, False) * scale_tile
+            qk = add_bands(qk, identity, terms, positions, b, h, m0, n0, i, j, q_length, k_length, False) * scale_tile
             r = j[None, :] - i[:, None] + offset
-            qk = add_unscaled_terms(qk, slots, masks, b, h, bh, i[:, None], j[None, :], r, q_length, k_length)
+            qk = add_unscaled_terms(qk, terms, masks, b, h, bh, i[:, None], j[None, :], r, q_length, k_length)
             m_i, l_i, acc, mass_left, mass_right = accumulate(
                 qk, m_i, l_i, acc, mass_left, mass_right, v_tile, masks, bh, i, j, dropout, DROPOUT
             )
@@ -181,7 +181,7 @@ def forward(
         qk = matmul(q_tile, tl.trans(k_tile))
         masked = is_masked(tile, clear0, clear1, CLEAR)
         _, qk = general_scores(
-            qk, scale_tile, slots, positions, masks, b, h, bh, m0, n0, i, j, r, r_lo, r_hi,
+            qk, scale_tile, terms, positions, masks, b, h, bh, m0, n0, i, j, r, r_lo, r_hi,
             q_length, k_length, left, right, masked, False,
         )  # fmt: skip
         m_i, l_i, acc, mass_left, mass_right = accumulate(
@@ -207,10 +207,10 @@ def forward(
         tl.store(at, (acc * inv_l_i[:, None]).to(out.ptr.dtype.element_ty), mask=valid[:, None] & (dv[None, :] < DV))
 
         # ---- attention per distance: probabilities need the final l_i, so the band is visited again -------------------
-        if slots.mass is not None:
+        if terms.mass is not None:
             mass_left = mass_left * inv_l_i
             mass_right = mass_right * inv_l_i
-            band = slots.mass
+            band = terms.mass
             for t in tl.range(0, n_general + (inner1 - inner0) * PER_TILE, num_stages=BAND_STAGES):
                 tile = general_tile(t // PER_TILE, first, left0, left1, right1, last, right0, right0)
                 n0 = tile * BLOCK_N + t % PER_TILE * GENERAL
@@ -220,7 +220,7 @@ def forward(
                 qk = matmul(q_tile, tl.trans(k_tile))
                 masked = is_masked(tile, clear0, clear1, CLEAR)
                 _, qk = general_scores(
-                    qk, scale_tile, slots, positions, masks, b, h, bh, m0, n0, i, j, r, r_lo, r_hi,
+                    qk, scale_tile, terms, positions, masks, b, h, bh, m0, n0, i, j, r, r_lo, r_hi,
                     q_length, k_length, left, right, masked, False,
                 )  # fmt: skip
                 p = tl.exp2(qk - lse_i[:, None])

@@ -28,11 +28,11 @@ from .band_products import band_from_states, states_from_band, table_from_band
 from .forward import forward
 from .launcher import Launch
 from .preprocess import preprocess
-from .structs import Grads, Masks, PositionArgs, Slots, Table, View
+from .structs import Grads, Masks, PositionArgs, Table, Terms, View
 from .tables import Parts, sum_parts
 
-IDENTITY = (0.0,) * 128 + (1.0,) + (0.0,) * 128  # Slots.identity
-ONES = (0.0,) * 32 + (1.0,) * 3 + (0.0,) * 32  # Slots.ones
+IDENTITY = (0.0,) * 128 + (1.0,) + (0.0,) * 128  # Terms.identity
+ONES = (0.0,) * 32 + (1.0,) * 3 + (0.0,) * 32  # Terms.ones
 MASS_FIXED_POINT = 2.0**50  # attention per distance sums up to 1 (with dropout to more, but not to a thousand)
 
 
@@ -79,16 +79,16 @@ def run_forward(
         split_out = out.new_empty(batch, heads, splits, q_length, v_size, dtype=torch.float32)
         split_sums = lse.new_empty(batch, heads, splits, 2, padded(q_length))
 
-    slots = _make_slots(launch, x, num, kind)
+    terms = _make_terms(launch, x, num, kind)
     if x.value is not None:
-        slots = slots._replace(mass=_mass_band(x, num, mass))
+        terms = terms._replace(mass=_mass_band(x, num, mass))
     for first, last in _query_blocks(q_length, num):
         if x.table is not None:
-            slots = slots._replace(rows=_make_rows(launch, x, num, scale, kind, first, last))
+            terms = terms._replace(rows=_make_rows(launch, x, num, scale, kind, first, last))
         grid = batch * heads * schedule.cdiv(last - first, tile.queries) * splits
         launch(
             forward, grid, _view(q), _view(k), _view(v), _view(out) if splits == 1 else View(split_out, 0, 0, 0), View(split_sums, 0, 0, 0),
-            slots, position_args(x), make_masks(x), *_sizes(x, num, first, last),
+            terms, position_args(x), make_masks(x), *_sizes(x, num, first, last),
             splits, scale, dropout, *_head_sizes(size, v_size), tile.queries, tile.keys, tile.general or tile.keys,
             SCALE_LAST=_scales_last(x), DROPOUT=dropout > 0, SPLIT=splits > 1, BAND_STAGES=tile.band_stages,
             INNER=_has_inner_tiles(kind, tile), num_warps=tile.warps, num_stages=tile.stages,
@@ -97,7 +97,7 @@ def run_forward(
     if splits > 1:
         lse = _merge_splits(split_out, split_sums, out)
     if x.value is not None:
-        states_from_band(launch, slots.mass, x.value.to(q.dtype), num.mass_lo, out, True)
+        states_from_band(launch, terms.mass, x.value.to(q.dtype), num.mass_lo, out, True)
     return out, lse, mass
 
 
@@ -183,7 +183,7 @@ def run_backward(
     row_parts = lse.new_empty(3, *lse.shape, 16, dtype=torch.bfloat16)
 
     # ---- the kernels
-    slots = _make_slots(launch, x, num, kind)
+    terms = _make_terms(launch, x, num, kind)
     if x.value is not None:
         d_mass = band_from_states(
             launch,
@@ -196,35 +196,35 @@ def run_backward(
             rounded=kind.startswith("wide"),
             wide=kind.startswith("wide"),
         )
-        slots = slots._replace(mass=d_mass)
+        terms = terms._replace(mass=d_mass)
     table = x.table.to(q.dtype) if needs_rows else None
     d_slots = Grads(None, d_cols, d_bias, grads["slopes"], grads["scales"], grads["decay_k"], grads["decay_q"])
     positions, masks, head_sizes = position_args(x), make_masks(x), _head_sizes(size, v_size)
     flags = {"SCALE_LAST": _scales_last(x), "DROPOUT": dropout > 0}
     for first, last in blocks:
         if x.table is not None:
-            slots = slots._replace(rows=_make_rows(launch, x, num, scale, kind, first, last))
+            terms = terms._replace(rows=_make_rows(launch, x, num, scale, kind, first, last))
         if needs_rows:
-            lo, hi = slots.rows.lo, slots.rows.hi
+            lo, hi = terms.rows.lo, terms.rows.hi
             d_rows = make_band(q, heads, lo, hi, num.offset, first, last, fixed_point=fixed_point, zero=runs_gluon)
             d_slots = d_slots._replace(rows=d_rows)
-        if not (runs_gluon and _run_gluon(launch, do, d_lse, out, lse, x, num, scale, grads, slots, d_slots)):
+        if not (runs_gluon and _run_gluon(launch, do, d_lse, out, lse, x, num, scale, grads, terms, d_slots)):
             sizes = _sizes(x, num, first, last)
             launch(
-                preprocess, batch * heads * schedule.cdiv(last - first, 64), _view(out), _view(do), d_lse, lse, delta, ends, row_parts, slots, heads, q_length, first, last, batch * heads,
+                preprocess, batch * heads * schedule.cdiv(last - first, 64), _view(out), _view(do), d_lse, lse, delta, ends, row_parts, terms, heads, q_length, first, last, batch * heads,
                 scale, zeros, 0 if zeros is None else zeros.numel(), head_sizes[1], head_sizes[3], 64, num_warps=4,
             )  # fmt: skip
             zeros = None  # cleared once
             launch(
                 backward_k, batch * k.shape[1] * schedule.cdiv(k_length, k_tile.keys), _view(q), _view(k), _view(v), _view(do), _view(grads["k"]), _view(grads["v"]), row_parts,
-                slots, positions, masks, d_slots, *sizes, batch * heads, scale, dropout, *head_sizes,
+                terms, positions, masks, d_slots, *sizes, batch * heads, scale, dropout, *head_sizes,
                 k_tile.queries, k_tile.keys, k_tile.general or k_tile.queries, **flags, BAND_STAGES=k_tile.band_stages,
                 INNER=_has_inner_tiles(kind, k_tile), ACCUMULATE=first > 0,
                 ZERO_REST=len(blocks) == 1 and not x.has_token_positions, num_warps=k_tile.warps, num_stages=k_tile.stages,
             )  # fmt: skip
             launch(
                 backward_q, batch * heads * schedule.cdiv(last - first, q_tile.queries), _view(q), _view(k), _view(v), _view(do), _view(grads["q"]), lse, delta, ends,
-                slots, positions, masks, d_slots, *sizes, batch * heads, scale, dropout, *head_sizes,
+                terms, positions, masks, d_slots, *sizes, batch * heads, scale, dropout, *head_sizes,
                 q_tile.queries, q_tile.keys, q_tile.general or q_tile.keys, **flags, BAND_STAGES=q_tile.band_stages,
                 INNER=_has_inner_tiles(kind, q_tile), num_warps=q_tile.warps, num_stages=q_tile.stages,
             )  # fmt: skip
@@ -253,14 +253,14 @@ def run_backward(
 
 def _run_gluon(
     launch: Launch, do: Tensor, d_lse: Tensor | None, out: Tensor, lse: Tensor, x: Inputs, num: Numbers, scale: float, grads: dict,
-    slots: Slots, d_slots: Grads,
+    terms: Terms, d_slots: Grads,
 ) -> bool:  # fmt: skip
     """The Gluon backward kernel with content terms; False if it fails."""
     from ..gluon.content_launch import run_backward as run_content
 
     try:
         run_content(
-            launch, do, d_lse, out, lse, x, num, scale, grads["q"], grads["k"], grads["v"], slots.rows, slots.cols, slots.mass,
+            launch, do, d_lse, out, lse, x, num, scale, grads["q"], grads["k"], grads["v"], terms.rows, terms.cols, terms.mass,
             d_slots.rows, d_slots.cols,
         )  # fmt: skip
     except Exception as error:  # of a compiler that promises nothing
@@ -330,15 +330,15 @@ def _query_blocks(q_length: int, num: Numbers) -> Iterator[tuple[int, int]]:
         yield first, min(first + step, q_length)
 
 
-def _make_slots(launch: Launch, x: Inputs, num: Numbers, kind: str) -> Slots:
-    """All slots but the row term and the mass."""
+def _make_terms(launch: Launch, x: Inputs, num: Numbers, kind: str) -> Terms:
+    """All terms but the row term and the mass."""
     cols = bias = None
     if x.key_table is not None:
         cols = _make_cols(launch, x, num, kind, True)
     if x.bias is not None and not _is_bias_in_rows(x, num):
         bias = Table(x.bias, x.bias.stride(0), num.bias_lo, num.bias_hi)
     identity, ones = constant(IDENTITY, x.q.device, x.q.dtype), constant(ONES, x.q.device, torch.bfloat16)
-    return Slots(bias, None, cols, None, x.slopes, x.scales, x.decay_q, x.decay_k, identity, ones)
+    return Terms(bias, None, cols, None, x.slopes, x.scales, x.decay_q, x.decay_k, identity, ones)
 
 
 def _make_cols(launch: Launch, x: Inputs, num: Numbers, kind: str, with_bf16x3: bool) -> Band:

@@ -126,13 +126,13 @@ def document_bounds(bounds, row, b, own, length):
 
 @triton.jit
 def inner_tiles(
-    slots, own, OWN: tl.constexpr, OTHER: tl.constexpr, offset, left1, right0, clear0, clear1, OWN_IS_KEY: tl.constexpr
+    terms, own, OWN: tl.constexpr, OTHER: tl.constexpr, offset, left1, right0, clear0, clear1, OWN_IS_KEY: tl.constexpr
 ):  # fmt: skip
     """inner0 and inner1: the clear tiles within the span of every band."""
     inner0, inner1 = tl.maximum(left1, clear0), tl.minimum(right0, clear1)
-    inner0, inner1 = limit_to_span(slots.rows, inner0, inner1, own, OWN, OTHER, offset, OWN_IS_KEY)
-    inner0, inner1 = limit_to_span(slots.cols, inner0, inner1, own, OWN, OTHER, offset, not OWN_IS_KEY)
-    inner0, inner1 = limit_to_span(slots.mass, inner0, inner1, own, OWN, OTHER, offset, OWN_IS_KEY)
+    inner0, inner1 = limit_to_span(terms.rows, inner0, inner1, own, OWN, OTHER, offset, OWN_IS_KEY)
+    inner0, inner1 = limit_to_span(terms.cols, inner0, inner1, own, OWN, OTHER, offset, not OWN_IS_KEY)
+    inner0, inner1 = limit_to_span(terms.mass, inner0, inner1, own, OWN, OTHER, offset, OWN_IS_KEY)
     inner0 = tl.minimum(inner0, right0)
     return inner0, tl.maximum(inner0, inner1)
 

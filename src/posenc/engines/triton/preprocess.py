@@ -14,7 +14,7 @@ from .tiles import load_tile, padded
 @triton.jit(do_not_specialize=["heads", "q_length", "q_first", "q_last", "batch_heads", "scale", "zero_count"])
 def preprocess(
     out, do, d_lse, lse, delta, ends, row_parts,
-    slots,  # slots.mass: the gradient of attention per distance
+    terms,  # terms.mass: the gradient of attention per distance
     heads, q_length, q_first, q_last, batch_heads, scale, zeros, zero_count,
     DV: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -50,19 +50,19 @@ def preprocess(
     if d_lse is not None:
         delta_i -= LOG2E * tl.load(d_lse + at, mask=valid, other=0.0)
     tl.store(delta + at, delta_i)
-    scale_row = row_scale(slots, bh, i, q_length, scale)
+    scale_row = row_scale(terms, bh, i, q_length, scale)
     lse_i = tl.load(lse + at, mask=valid, other=float("inf"))
-    far_left = row_end(slots, bh, i, valid, False) * scale_row + bias_end(slots, h, False)
-    far_right = row_end(slots, bh, i, valid, True) * scale_row + bias_end(slots, h, True)
+    far_left = row_end(terms, bh, i, valid, False) * scale_row + bias_end(terms, h, False)
+    far_right = row_end(terms, bh, i, valid, True) * scale_row + bias_end(terms, h, True)
     tl.store(ends + at, lse_i - far_left, mask=valid)
     tl.store(ends + 2 * plane + at, lse_i - far_right, mask=valid)
     delta_left, delta_right = delta_i, delta_i
-    if slots.mass is not None:
-        delta_right = delta_i - load_end(slots.mass, bh, i, valid, 1)
-        delta_left = delta_i - load_end(slots.mass, bh, i, valid, 0)
+    if terms.mass is not None:
+        delta_right = delta_i - load_end(terms.mass, bh, i, valid, 1)
+        delta_left = delta_i - load_end(terms.mass, bh, i, valid, 0)
     tl.store(ends + plane + at, delta_left, mask=valid)
     tl.store(ends + 3 * plane + at, delta_right, mask=valid)
-    factor = 1.0 / scale_row if slots.scale is None else 1.0
+    factor = 1.0 / scale_row if terms.scale is None else 1.0
     store_row_parts(row_parts + at[:, None] * 16, (lse_i - far_left) * factor, delta_left, 6)
     store_row_parts(row_parts + (plane + at)[:, None] * 16, (lse_i - far_right) * factor, delta_right, 9)
     store_row_parts(row_parts + (2 * plane + at)[:, None] * 16, lse_i * factor, delta_i, 12)

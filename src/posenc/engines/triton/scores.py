@@ -55,7 +55,7 @@ def distances(positions, b, i, j, m0, n0, offset, q_length, k_length, KEYS_FIRST
 # ---- general tiles ----------------------------------------------------------------------------------------------------
 @triton.jit
 def general_scores(
-    qk, scale_tile, slots, positions, masks, b, h, bh, m0, n0, i, j, r, r_lo, r_hi, q_length, k_length, left, right,
+    qk, scale_tile, terms, positions, masks, b, h, bh, m0, n0, i, j, r, r_lo, r_hi, q_length, k_length, left, right,
     masked, KEYS_FIRST: tl.constexpr,
 ):  # fmt: skip
     """q.k [i, j] or (KEYS_FIRST) [j, i] -> with the scaled terms; and the whole scores, -inf where a pair is not visible.
@@ -63,20 +63,20 @@ def general_scores(
     masked: whether a mask may touch the tile.
     """
     x = add_scaled_terms(
-        qk, slots, positions, masks, b, h, bh, m0, n0, i, j, r, r_lo, r_hi, q_length, k_length, left, right, masked,
+        qk, terms, positions, masks, b, h, bh, m0, n0, i, j, r, r_lo, r_hi, q_length, k_length, left, right, masked,
         KEYS_FIRST,
     )  # fmt: skip
     if KEYS_FIRST:
         i, j = i[None, :], j[:, None]
     else:
         i, j = i[:, None], j[None, :]
-    y = add_unscaled_terms(x * scale_tile, slots, masks, b, h, bh, i, j, r, q_length, k_length)
-    return x, apply_mask(y, slots, masks, b, h, i, j, q_length, k_length, left, right, masked)
+    y = add_unscaled_terms(x * scale_tile, terms, masks, b, h, bh, i, j, r, q_length, k_length)
+    return x, apply_mask(y, terms, masks, b, h, i, j, q_length, k_length, left, right, masked)
 
 
 @triton.jit
 def add_scaled_terms(
-    qk, slots, positions, masks, b, h, bh, m0, n0, i, j, r, r_lo, r_hi, q_length, k_length, left, right, masked,
+    qk, terms, positions, masks, b, h, bh, m0, n0, i, j, r, r_lo, r_hi, q_length, k_length, left, right, masked,
     KEYS_FIRST: tl.constexpr,
 ):  # fmt: skip
     """q.k with the terms that the scale multiplies; i and j are vectors.
@@ -85,46 +85,46 @@ def add_scaled_terms(
     the ends of the bands: few tiles take it.
     """
     x = qk
-    if (slots.rows is not None) or (slots.cols is not None):
+    if (terms.rows is not None) or (terms.cols is not None):
         special = masked
-        if slots.rows is not None:
-            rows = load_band(slots.rows, positions, b, h, m0, i, j, q_length, r, r_lo, r_hi, KEYS_FIRST, False)
-            special = special | reaches_ends(slots.rows.lo, slots.rows.hi, r_lo, r_hi, positions)
-        if slots.cols is not None:
-            cols = load_band(slots.cols, positions, b, h, n0, j, i, k_length, -r, -r_hi, -r_lo, not KEYS_FIRST, True)
-            special = special | reaches_ends(slots.cols.lo, slots.cols.hi, -r_hi, -r_lo, positions)
+        if terms.rows is not None:
+            rows = load_band(terms.rows, positions, b, h, m0, i, j, q_length, r, r_lo, r_hi, KEYS_FIRST, False)
+            special = special | reaches_ends(terms.rows.lo, terms.rows.hi, r_lo, r_hi, positions)
+        if terms.cols is not None:
+            cols = load_band(terms.cols, positions, b, h, n0, j, i, k_length, -r, -r_hi, -r_lo, not KEYS_FIRST, True)
+            special = special | reaches_ends(terms.cols.lo, terms.cols.hi, -r_hi, -r_lo, positions)
         if special:
-            if slots.rows is not None:
-                rows = select_ends(rows, slots.rows, bh, i, q_length, r, KEYS_FIRST)
-            if slots.cols is not None:
-                cols = select_ends(cols, slots.cols, bh, j, k_length, -r, not KEYS_FIRST)
-            if slots.scale is None:
+            if terms.rows is not None:
+                rows = select_ends(rows, terms.rows, bh, i, q_length, r, KEYS_FIRST)
+            if terms.cols is not None:
+                cols = select_ends(cols, terms.cols, bh, j, k_length, -r, not KEYS_FIRST)
+            if terms.scale is None:
                 if KEYS_FIRST:
                     mask = visible(masks, b, h, i[None, :], j[:, None], q_length, k_length, left, right)
                 else:
                     mask = visible(masks, b, h, i[:, None], j[None, :], q_length, k_length, left, right)
-                if slots.rows is not None:
+                if terms.rows is not None:
                     rows = tl.where(mask, rows, float("-inf"))
                 else:
                     cols = tl.where(mask, cols, float("-inf"))
-        if slots.rows is not None:
+        if terms.rows is not None:
             x += rows
-        if slots.cols is not None:
+        if terms.cols is not None:
             x += cols
     return x
 
 
 @triton.jit
-def add_unscaled_terms(x, slots, masks, b, h, bh, i, j, r, q_length, k_length):
+def add_unscaled_terms(x, terms, masks, b, h, bh, i, j, r, q_length, k_length):
     """x (already scaled) with the terms that are added after the scale."""
-    if slots.bias is not None:
-        step = tl.minimum(tl.maximum(r, slots.bias.lo), slots.bias.hi) - slots.bias.lo
-        x += LOG2E * tl.load(slots.bias.ptr + h * slots.bias.h + step)
-    if slots.slopes is not None:
-        x -= (LOG2E * tl.load(slots.slopes + h)) * tl.abs(r).to(tl.float32)
-    if slots.decay_q is not None:
-        c_q = tl.load(slots.decay_q + bh * q_length + i, mask=i < q_length, other=0.0)
-        c_k = tl.load(slots.decay_k + bh * k_length + j, mask=j < k_length, other=0.0)
+    if terms.bias is not None:
+        step = tl.minimum(tl.maximum(r, terms.bias.lo), terms.bias.hi) - terms.bias.lo
+        x += LOG2E * tl.load(terms.bias.ptr + h * terms.bias.h + step)
+    if terms.slopes is not None:
+        x -= (LOG2E * tl.load(terms.slopes + h)) * tl.abs(r).to(tl.float32)
+    if terms.decay_q is not None:
+        c_q = tl.load(terms.decay_q + bh * q_length + i, mask=i < q_length, other=0.0)
+        c_k = tl.load(terms.decay_k + bh * k_length + j, mask=j < k_length, other=0.0)
         x += LOG2E * (c_q - c_k).to(tl.float32)  # sums over long texts come as float64: subtracted first, then rounded
     if masks.extra is not None:
         if not masks.extra_is_bool:
@@ -135,9 +135,9 @@ def add_unscaled_terms(x, slots, masks, b, h, bh, i, j, r, q_length, k_length):
 
 
 @triton.jit
-def apply_mask(x, slots, masks, b, h, i, j, q_length, k_length, left, right, masked):
+def apply_mask(x, terms, masks, b, h, i, j, q_length, k_length, left, right, masked):
     """x with -inf where a pair is not visible, unless add_scaled_terms has applied the mask."""
-    if (slots.scale is not None) or ((slots.rows is None) and (slots.cols is None)):
+    if (terms.scale is not None) or ((terms.rows is None) and (terms.cols is None)):
         if masked:
             x = tl.where(visible(masks, b, h, i, j, q_length, k_length, left, right), x, float("-inf"))
     return x
@@ -145,18 +145,18 @@ def apply_mask(x, slots, masks, b, h, i, j, q_length, k_length, left, right, mas
 
 # ---- the scale --------------------------------------------------------------------------------------------------------
 @triton.jit
-def row_scale(slots, bh, i, q_length, scale):
+def row_scale(terms, bh, i, q_length, scale):
     """The scale of each query in base 2: a number, or a vector like i."""
-    if slots.scale is not None:
-        return LOG2E * tl.load(slots.scale + bh * q_length + i, mask=i < q_length, other=0.0)
+    if terms.scale is not None:
+        return LOG2E * tl.load(terms.scale + bh * q_length + i, mask=i < q_length, other=0.0)
     else:
         return LOG2E * scale
 
 
 @triton.jit
-def broadcast_scale(scale_row, slots, KEYS_FIRST: tl.constexpr):
+def broadcast_scale(scale_row, terms, KEYS_FIRST: tl.constexpr):
     """What row_scale returned, in a shape that multiplies a tile."""
-    if slots.scale is None:
+    if terms.scale is None:
         return scale_row
     elif KEYS_FIRST:
         return scale_row[None, :]
@@ -166,11 +166,11 @@ def broadcast_scale(scale_row, slots, KEYS_FIRST: tl.constexpr):
 
 # ---- inner tiles: whole tiles of bands --------------------------------------------------------------------------------
 @triton.jit
-def load_identity(slots, SIZE: tl.constexpr):
+def load_identity(terms, SIZE: tl.constexpr):
     """The identity matrix: loaded rather than computed, so that it lies in shared memory. From registers, the compiler
     would run one product after another (wgmma serialised)."""
     step = tl.arange(0, SIZE)
-    return tl.load(slots.identity + 128 + step[:, None] - step[None, :])
+    return tl.load(terms.identity + 128 + step[:, None] - step[None, :])
 
 
 @triton.jit
@@ -186,80 +186,80 @@ def add_band(
 
 
 @triton.jit
-def add_bands(qk, identity, slots, positions, b, h, m0, n0, i, j, q_length, k_length, KEYS_FIRST: tl.constexpr):
+def add_bands(qk, identity, terms, positions, b, h, m0, n0, i, j, q_length, k_length, KEYS_FIRST: tl.constexpr):
     """add_scaled_terms for an inner tile."""
     x = qk
-    if slots.rows is not None:
-        x = add_band(x, identity, slots.rows, positions, b, h, m0, i, j, q_length, KEYS_FIRST, False)
-    if slots.cols is not None:
-        x = add_band(x, identity, slots.cols, positions, b, h, n0, j, i, k_length, not KEYS_FIRST, True)
+    if terms.rows is not None:
+        x = add_band(x, identity, terms.rows, positions, b, h, m0, i, j, q_length, KEYS_FIRST, False)
+    if terms.cols is not None:
+        x = add_band(x, identity, terms.cols, positions, b, h, n0, j, i, k_length, not KEYS_FIRST, True)
     return x
 
 
 # ---- far tiles: constants of each row and of each column --------------------------------------------------------------
 @triton.jit
-def row_end(slots, bh, i, valid, RIGHT: tl.constexpr):
+def row_end(terms, bh, i, valid, RIGHT: tl.constexpr):
     """What every far key on one side adds to query i before the scale: the query's end of the band."""
-    if slots.rows is not None:
-        return load_end(slots.rows, bh, i, valid, RIGHT)
+    if terms.rows is not None:
+        return load_end(terms.rows, bh, i, valid, RIGHT)
     else:
         return tl.zeros(i.shape, tl.float32)
 
 
 @triton.jit
-def bias_end(slots, h, RIGHT: tl.constexpr):
+def bias_end(terms, h, RIGHT: tl.constexpr):
     """The bias of every far key on one side. Base 2."""
-    if slots.bias is not None:
-        at = slots.bias.ptr + h * slots.bias.h
+    if terms.bias is not None:
+        at = terms.bias.ptr + h * terms.bias.h
         if RIGHT:
-            at += slots.bias.hi - slots.bias.lo
+            at += terms.bias.hi - terms.bias.lo
         return LOG2E * tl.load(at)
     else:
         return 0.0
 
 
 @triton.jit
-def far_row(slots, h, bh, i, q0, on_left, q_length):
+def far_row(terms, h, bh, i, q0, on_left, q_length):
     """What slopes and decay add to a far score for query i, relative to query q0: differences are small numbers. Base 2."""
     x = tl.zeros(i.shape, tl.float32)
-    if slots.slopes is not None:
-        slope = LOG2E * tl.load(slots.slopes + h)
+    if terms.slopes is not None:
+        slope = LOG2E * tl.load(terms.slopes + h)
         slope = tl.where(on_left, -slope, slope)
         x += slope * (i - q0).to(tl.float32)
-    if slots.decay_q is not None:
-        c_q = tl.load(slots.decay_q + bh * q_length + i, mask=i < q_length, other=0.0)
-        x += LOG2E * (c_q - tl.load(slots.decay_q + bh * q_length + q0)).to(tl.float32)
+    if terms.decay_q is not None:
+        c_q = tl.load(terms.decay_q + bh * q_length + i, mask=i < q_length, other=0.0)
+        x += LOG2E * (c_q - tl.load(terms.decay_q + bh * q_length + q0)).to(tl.float32)
     return x
 
 
 @triton.jit
-def far_column(slots, h, bh, j, q0, on_left, offset, q_length, k_length):
+def far_column(terms, h, bh, j, q0, on_left, offset, q_length, k_length):
     """What slopes and decay add to a far score for key j, relative to query q0. Base 2."""
     x = tl.zeros(j.shape, tl.float32)
-    if slots.slopes is not None:
-        slope = LOG2E * tl.load(slots.slopes + h)
+    if terms.slopes is not None:
+        slope = LOG2E * tl.load(terms.slopes + h)
         slope = tl.where(on_left, slope, -slope)
         x += slope * (j + offset - q0).to(tl.float32)
-    if slots.decay_q is not None:
-        c_k = tl.load(slots.decay_k + bh * k_length + j, mask=j < k_length, other=0.0)
-        x += LOG2E * (tl.load(slots.decay_q + bh * q_length + q0) - c_k).to(tl.float32)
+    if terms.decay_q is not None:
+        c_k = tl.load(terms.decay_k + bh * k_length + j, mask=j < k_length, other=0.0)
+        x += LOG2E * (tl.load(terms.decay_q + bh * q_length + q0) - c_k).to(tl.float32)
     return x
 
 
 @triton.jit
-def add_far_keys(qk, slots, bh, j, on_left, ones):
+def add_far_keys(qk, terms, bh, j, on_left, ones):
     """q.k of a far tile [queries, keys] with its keys' ends of the band (bf16x3.py), before the scale."""
-    if slots.cols is not None:
-        row = (bh * 2 + tl.where(on_left, 0, 1)) * slots.cols.rows + j
-        qk = add_bf16x3(qk, ones, tl.load(slots.cols.bf16x3 + row[:, None] * 16 + tl.arange(0, 16)[None, :]))
+    if terms.cols is not None:
+        row = (bh * 2 + tl.where(on_left, 0, 1)) * terms.cols.rows + j
+        qk = add_bf16x3(qk, ones, tl.load(terms.cols.bf16x3 + row[:, None] * 16 + tl.arange(0, 16)[None, :]))
     return qk
 
 
 @triton.jit
-def far_scores(x, scale, slots, h, bh, j, q0, on_left, offset, q_length, k_length):
+def far_scores(x, scale, terms, h, bh, j, q0, on_left, offset, q_length, k_length):
     """Scores of a far tile without their row constants; left unscaled where no column adds anything (SCALE_LAST)."""
-    if (slots.slopes is not None) or (slots.decay_q is not None):
-        x = x * scale + far_column(slots, h, bh, j, q0, on_left, offset, q_length, k_length)
-    elif slots.scale is not None:
+    if (terms.slopes is not None) or (terms.decay_q is not None):
+        x = x * scale + far_column(terms, h, bh, j, q0, on_left, offset, q_length, k_length)
+    elif terms.scale is not None:
         x = x * scale
     return x

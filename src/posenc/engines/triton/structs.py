@@ -29,7 +29,7 @@ class Table(NamedTuple):
     hi: Any
 
 
-class Slots(NamedTuple):
+class Terms(NamedTuple):
     """The plan's terms. slopes to decay_k are contiguous float32."""
 
     bias: Any  # Table
