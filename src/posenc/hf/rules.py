@@ -46,7 +46,8 @@ ON_GPU = {"falcon": 512 * 512}
 step (`python -m posenc.bench.accelerated --device cuda`): Falcon 8 × 512 tokens 1.9 and 4.1 against 2.4 and 4.7."""
 DENSE_ON_GPU = {"xlnet": 1024 * 1024}
 """Pairs up to which PyTorch's attention with a dense bias is faster on a GPU than an engine: XLNet 16 × 512 tokens, two layers, takes 2.9 and
-7.9 ms, with posenc's kernels 6.2 and 15, the original 3.4 and 8.6. Longer texts were not measured, and save memory."""
+7.9 ms, with posenc's kernels 6.2 and 15, the original 3.4 and 8.6; 16 × 128
+tokens 4.0 and 8.6, the original 4.0 and 9.2. Between 512 and 1024 tokens it does less than the original too; that was not measured."""
 
 NUMBERS = (
     "ON_GPU",
