@@ -32,6 +32,8 @@ MEASURED = """## Published widths
 
 Few layers, random weights (`python -m posenc.bench.accelerated`): the original → accelerated, and how many times faster and smaller.
 Falcon keeps its original on the GPU at this size (`rules.ON_GPU`). Ratios between 0.97 and 1.03 are within the noise of either machine.
+Swin's step with windows of 12² was 1.02 × in another run; Parakeet's CPU row and BEiT's GPU row are older than the rules that keep what their originals do
+there (training steps up to 640 frames; forward passes).
 CPU: float32, one thread of two cores with a load of up to {load}; {cpu}. GPU: {gpu}.
 """
 MODELS = {

@@ -21,7 +21,7 @@ from transformers.models.t5.modeling_t5 import T5Attention
 
 import posenc
 from posenc import hf
-from posenc.hf import family
+from posenc.hf import family, interface, layer, longt5, xlnet
 from tests.hf.compare import shape_of
 
 TINY = dict(vocab_size=50, d_model=16, d_kv=8, d_ff=16, num_layers=2, num_heads=2)
@@ -174,3 +174,21 @@ def test_a_report_of_swin_by_name():
     sizes = dict(image_size=16, patch_size=2, embed_dim=16, depths=[1, 1], num_heads=[2, 4], window_size=4)
     model = transformers.SwinModel._from_config(transformers.SwinConfig(**sizes), attn_implementation="posenc")
     assert len(hf.report(model).layers) == 2
+
+
+@pytest.mark.parametrize(
+    ("folder", "module"),
+    [("bloom", layer), ("mpt", layer), ("gptj", layer), ("deberta_v2", layer), ("mpnet", layer), ("t5", interface), ("parakeet", interface),
+        ("wav2vec2_conformer", interface), ("seamless_m4t", interface), ("longt5", longt5), ("xlnet", xlnet)],
+)  # fmt: skip
+def test_the_check_of_a_family_runs_its_engine(folder, module, monkeypatch):
+    """Short texts keep dense biases on a CPU; the check must notice an engine that is wrong for longer ones."""
+    monkeypatch.undo()  # the rules as they are, not those of these tests
+    right = module.attend
+
+    def wrong(*args, **options):
+        found = right(*args, **options)
+        return (found[0] * 1.01, found[1]) if isinstance(found, tuple) else found * 1.01
+
+    monkeypatch.setattr(module, "attend", wrong)
+    assert "differs" in str(family.check_numbers.__wrapped__(folder))

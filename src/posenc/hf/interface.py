@@ -272,7 +272,7 @@ def is_free(module: nn.Module, device: Any, where: str = "cpu") -> bool:
     """Whether the rules for this kind of device may choose: nothing is compiled, no engine is named, no ranks share the sequence."""
     own = module.__dict__
     return (
-        not torch.compiler.is_compiling() and device is not None and device.type == where
+        not torch.compiler.is_compiling() and device is not None and device.type == where and not rules.are_suspended()
         and own.get("posenc_engine", "auto") == "auto" and "posenc_context" not in own
     )  # fmt: skip
 

@@ -58,9 +58,14 @@ class FastSpeech2ConformerAttention(Layer, modeling_fastspeech2_conformer.FastSp
         return self.linear_out(self.posenc_run(q, k, v, plan, options, self.dropout.p)), None
 
 
+def prefers_original(module: Any, queries: int, keys: int, device: torch.device) -> bool:
+    drops = module.attention_dropout
+    return interface.prefers_original(module, queries, keys, device, kind="transformer_xl", dropout=drops)
+
+
 def forward(module: Any, original: Callable, hidden_states, position_embeddings, attention_mask=None, **kwargs):
     length = hidden_states.shape[1]
-    if kwargs.get("output_attentions") or interface.prefers_original(module, length, length, hidden_states.device):
+    if kwargs.get("output_attentions") or prefers_original(module, length, length, hidden_states.device):
         return original(hidden_states, position_embeddings, attention_mask=attention_mask, **kwargs)
     q, k, v = (split(f(hidden_states), module.head_dim) for f in (module.q_proj, module.k_proj, module.v_proj))
     real = None if attention_mask is None else attention_mask[:, 0].diagonal(dim1=-2, dim2=-1)
@@ -89,7 +94,7 @@ def forward_streaming(
 ):
     length = hidden_states.shape[1]
     keys = (position_embeddings.shape[1] + 1) // 2
-    if kwargs.get("output_attentions") or interface.prefers_original(module, length, keys, hidden_states.device):
+    if kwargs.get("output_attentions") or prefers_original(module, length, keys, hidden_states.device):
         return original(hidden_states, position_embeddings, attention_mask, past_key_values, **kwargs)
     q, k, v = (split(f(hidden_states), module.head_dim) for f in (module.q_proj, module.k_proj, module.v_proj))
     if past_key_values is not None:
