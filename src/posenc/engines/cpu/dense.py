@@ -40,21 +40,32 @@ def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan, scale: float) -> 
     if query_span is not None or key_span is not None:
         mask = _add_content(q, k, mask, lowered, scale)
     key_mask = lowered.mask.key_mask
+    if k.shape[3] != v.shape[3] or (key_mask is not None and _hides_all_keys(key_mask, facts)):
+        return None  # a fully masked query's gradient would be NaN; without gradients too, for the same bits
     if key_mask is not None:
-        hidden = ~key_mask[:, None, None]
         precision = torch.promote_types(q.dtype, torch.float32)
-        shape = (q.shape[0], facts.heads, q.shape[2], k.shape[2])
-        mask = q.new_zeros(shape, dtype=precision) if mask is None else mask.expand(shape)
-        mask = mask.masked_fill(hidden, NEG_INF)
-    if k.shape[3] != v.shape[3]:
-        return None
-    may_hide_all = key_mask is not None or (facts.is_limited and facts.q_length > facts.k_length)
-    if may_hide_all and mask is not None and bool((mask.detach().amax(-1) == NEG_INF).any()):
-        return None  # its gradient would be NaN; without gradients too, for the same bits
+        heads = 1 if mask is None else mask.shape[1]
+        mask = torch.zeros((), dtype=precision) if mask is None else mask
+        mask = mask.expand(q.shape[0], heads, q.shape[2], k.shape[2]).masked_fill(~key_mask[:, None, None], NEG_INF)
+    elif facts.is_limited and facts.q_length > facts.k_length and mask is not None:
+        if bool((mask.detach().amax(-1) == NEG_INF).any()):
+            return None
     out = attend_with_mask(q, k, v, mask, scale, facts.gradient)
     if (facts.is_limited or key_mask is not None) and holds_nan(out):
         return None
     return out
+
+
+def _hides_all_keys(key_mask: Tensor, facts: Facts) -> bool:
+    """Whether padding, causality and window leave a query no key."""
+    if facts.left is None and facts.right is None:
+        seen = key_mask
+    elif facts.left is None and facts.right == 0 and facts.q_length <= facts.k_length:
+        seen = key_mask[:, : facts.k_length - facts.q_length + 1]  # by the first query, and by every other
+    else:
+        limits = limits_of(facts.left, facts.right, facts.q_length, facts.k_length, torch.float32)[0, 0] == 0.0
+        seen = key_mask[:, None] & limits
+    return not bool(seen.any(-1).all())
 
 
 def attend_with_mask(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, gradient: bool) -> Tensor:
