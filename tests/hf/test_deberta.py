@@ -73,10 +73,10 @@ def test_a_mask_of_pairs_is_kept():
 
 def test_no_dense_mask_reaches_a_layer(monkeypatch):
     ids, mask = batch(41)
-    calls = []
+    model, calls = hf.accelerate(make("v3")), []
     attend = layer.attend
     monkeypatch.setattr(layer, "attend", lambda *a, **k: calls.append(k) or attend(*a, **k))
-    hf.accelerate(make("v3"))(input_ids=ids, attention_mask=mask)
+    model(input_ids=ids, attention_mask=mask)
     assert len(calls) == 2
     assert all(given.get("mask") is None and given["key_mask"].shape == (3, 41) for given in calls)
 

@@ -54,11 +54,11 @@ def test_encoder_of_awkward_lengths(length):
 
 def test_no_dense_mask_reaches_a_layer(monkeypatch):
     ids, mask = batch()
-    calls = []
+    model, calls = hf.accelerate(make("t5")), []
     attend, by_kernel = interface.attend, interface._by_kernel
     monkeypatch.setattr(interface, "_by_kernel", lambda *a: calls.append({"sizes": a[3].shape[2]}) or by_kernel(*a))
     monkeypatch.setattr(interface, "attend", lambda *a, **k: calls.append(k) or attend(*a, **k))
-    hf.accelerate(make("t5"))(input_ids=ids, attention_mask=mask, decoder_input_ids=ids)
+    model(input_ids=ids, attention_mask=mask, decoder_input_ids=ids)
     assert all(given.get("mask") is None for given in calls)
     assert ["key_mask" in given for given in calls] == [True, True, False, False, False, False]
     assert [given.get("causal") for given in calls] == [False, False, True, None, True, None]
