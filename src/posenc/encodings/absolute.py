@@ -96,18 +96,16 @@ class Sinusoidal(Absolute):
         return x + rows_of_run(_vectors, run.start, run.length, key, self.d_model, partial(self._rows, x))[0]
 
     def embed_run(self, x: Tensor, start: int) -> Tensor:
+        # before anything compares a traced length; a captured graph keeps rows of its own
+        own = type(self)
+        if not may_keep(x.device) or own.embed is not Sinusoidal.embed or own.encode is not Sinusoidal.encode:
+            return super().embed_run(x, start)
         known = self.prepared().get("vectors")  # those of the call before: a key of all facts takes longer
-        if known is not None and type(x) is Tensor and not torch.compiler.is_compiling():
+        if known is not None:
             begin, rows, device, dtype = known
             row, length = start - begin, x.shape[1]
             if x.dtype is dtype and x.device == device and row >= 0 and row + length <= rows.shape[0]:
                 return x + rows if length == rows.shape[0] else x + rows.narrow(0, row, length)
-        if (
-            not may_keep(x.device)
-            or type(self).embed is not Sinusoidal.embed
-            or type(self).encode is not Sinusoidal.encode
-        ):
-            return super().embed_run(x, start)  # before anything compares a traced length
         row, length = start % STEP, x.shape[1]
         if row + length > STEP:
             return super().embed_run(x, start)
