@@ -40,7 +40,7 @@ def project_heads(
     projected = []
     for projection in projections:
         x = projection(some)
-        projected.append(x.view(x.shape[0], heads, -1).transpose(0, 1))
+        projected.append(x.unflatten(-1, (heads, x.shape[-1] // heads)).transpose(0, 1))
     return tuple(projected)
 
 
