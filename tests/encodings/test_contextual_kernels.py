@@ -46,6 +46,7 @@ for run in (lambda q, k, v: stick_breaking(q, k, v)[0], lambda q, k, v: cope(q, 
 """
 
 
+@pytest.mark.slow
 def test_compiled_in_one_graph():
     interpreted("-c", COMPILED)
 
