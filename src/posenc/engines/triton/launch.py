@@ -198,7 +198,7 @@ def run_backward(
         )
         terms = terms._replace(mass=d_mass)
     table = x.table.to(q.dtype) if needs_rows else None
-    d_slots = Grads(None, d_cols, d_bias, grads["slopes"], grads["scales"], grads["decay_k"], grads["decay_q"])
+    d_terms = Grads(None, d_cols, d_bias, grads["slopes"], grads["scales"], grads["decay_k"], grads["decay_q"])
     positions, masks, head_sizes = position_args(x), make_masks(x), _head_sizes(size, v_size)
     flags = {"SCALE_LAST": _scales_last(x), "DROPOUT": dropout > 0}
     for first, last in blocks:
@@ -207,8 +207,8 @@ def run_backward(
         if needs_rows:
             lo, hi = terms.rows.lo, terms.rows.hi
             d_rows = make_band(q, heads, lo, hi, num.offset, first, last, fixed_point=fixed_point, zero=runs_gluon)
-            d_slots = d_slots._replace(rows=d_rows)
-        if not (runs_gluon and _run_gluon(launch, do, d_lse, out, lse, x, num, scale, grads, terms, d_slots)):
+            d_terms = d_terms._replace(rows=d_rows)
+        if not (runs_gluon and _run_gluon(launch, do, d_lse, out, lse, x, num, scale, grads, terms, d_terms)):
             sizes = _sizes(x, num, first, last)
             launch(
                 preprocess, batch * heads * schedule.cdiv(last - first, 64), _view(out), _view(do), d_lse, lse, delta, ends, row_parts, terms, heads, q_length, first, last, batch * heads,
@@ -217,14 +217,14 @@ def run_backward(
             zeros = None  # cleared once
             launch(
                 backward_k, batch * k.shape[1] * schedule.cdiv(k_length, k_tile.keys), _view(q), _view(k), _view(v), _view(do), _view(grads["k"]), _view(grads["v"]), row_parts,
-                terms, positions, masks, d_slots, *sizes, batch * heads, scale, dropout, *head_sizes,
+                terms, positions, masks, d_terms, *sizes, batch * heads, scale, dropout, *head_sizes,
                 k_tile.queries, k_tile.keys, k_tile.general or k_tile.queries, **flags, BAND_STAGES=k_tile.band_stages,
                 INNER=_has_inner_tiles(kind, k_tile), ACCUMULATE=first > 0,
                 ZERO_REST=len(blocks) == 1 and not x.has_token_positions, num_warps=k_tile.warps, num_stages=k_tile.stages,
             )  # fmt: skip
             launch(
                 backward_q, batch * heads * schedule.cdiv(last - first, q_tile.queries), _view(q), _view(k), _view(v), _view(do), _view(grads["q"]), lse, delta, ends,
-                terms, positions, masks, d_slots, *sizes, batch * heads, scale, dropout, *head_sizes,
+                terms, positions, masks, d_terms, *sizes, batch * heads, scale, dropout, *head_sizes,
                 q_tile.queries, q_tile.keys, q_tile.general or q_tile.keys, **flags, BAND_STAGES=q_tile.band_stages,
                 INNER=_has_inner_tiles(kind, q_tile), num_warps=q_tile.warps, num_stages=q_tile.stages,
             )  # fmt: skip
@@ -253,7 +253,7 @@ def run_backward(
 
 def _run_gluon(
     launch: Launch, do: Tensor, d_lse: Tensor | None, out: Tensor, lse: Tensor, x: Inputs, num: Numbers, scale: float, grads: dict,
-    terms: Terms, d_slots: Grads,
+    terms: Terms, d_terms: Grads,
 ) -> bool:  # fmt: skip
     """The Gluon backward kernel with content terms; False if it fails."""
     from ..gluon.content_launch import run_backward as run_content
@@ -261,7 +261,7 @@ def _run_gluon(
     try:
         run_content(
             launch, do, d_lse, out, lse, x, num, scale, grads["q"], grads["k"], grads["v"], terms.rows, terms.cols, terms.mass,
-            d_slots.rows, d_slots.cols,
+            d_terms.rows, d_terms.cols,
         )  # fmt: skip
     except Exception as error:  # of a compiler that promises nothing
         gluon.give_up(error)
