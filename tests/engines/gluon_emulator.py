@@ -200,7 +200,7 @@ class Descriptor:
     def part(self, at):
         if self.x.dim() == 2 and self.rows > 1:  # a tile of a band
             row, column = map(number, at)
-            assert 0 <= row <= self.x.shape[0] - self.rows and 0 <= column, "a tile outside a band"
+            assert 0 <= row <= self.x.shape[0] - self.rows and column >= 0, "a tile outside a band"
             return self.x[row : row + self.rows, column : column + self.block_shape[-1]], 0
         if self.x.dim() == 2:
             return self.x[number(at[0])][None], 0

@@ -136,7 +136,9 @@ def test_whole_tiles_of_wide_bands_are_copied(kernel, monkeypatch):
     copied = []
     load = kernel.load_copied
     monkeypatch.setattr(kernel, "load_copied", lambda *args: copied.append(1) or load(*args))
-    check(kernel, monkeypatch, "wide", (600, 700), ("query", "key"), start=50, heads=(2, 1), masks={"window": (400, 90)})
+    check(
+        kernel, monkeypatch, "wide", (600, 700), ("query", "key"), start=50, heads=(2, 1), masks={"window": (400, 90)}
+    )
     assert copied
     copied.clear()
     check(kernel, monkeypatch, "wide", (500, 500), ("query", "key"), copied=0)
@@ -172,7 +174,6 @@ def test_masks(kernel, monkeypatch, causal):
 
 def test_where_it_is_chosen(monkeypatch):
     monkeypatch.setattr(gluon, "refuse_device", lambda device: None)
-    monkeypatch.setattr(gluon, "CONTENT_BACKWARD", True)
     monkeypatch.setattr(gluon, "FEWEST", 1)
 
     def reason(length=4096, size=64, span=64, dropout=0.0, masks=None, **terms):
@@ -187,11 +188,12 @@ def test_where_it_is_chosen(monkeypatch):
     assert reason(dot_query=1, dot_key=1, masks={"causal": True}) is None
     assert reason(dot_query=1, add_value=1) is None
     assert reason(dot_query=1, size=128) is None
-    assert "no term of the queries: not compared" in reason(dot_key=1)
-    assert "documents: not compared" in reason(
-        dot_query=1, masks={"documents": torch.zeros(1, 4096, dtype=torch.int64)}
-    )
-    assert "heads of 128 with padding, keys or values" in reason(dot_query=1, dot_key=1, size=128)
+    assert reason(dot_key=1) is None
+    packed = {"documents": torch.zeros(1, 4096, dtype=torch.int64)}
+    assert reason(dot_query=1, masks=packed) is None
+    assert reason(dot_query=1, dot_key=1, size=128) is None
+    assert "heads of 128 with values: not compared" in reason(dot_query=1, add_value=1, size=128)
+    assert "heads of 128 with windows or documents: not compared" in reason(dot_query=1, size=128, masks=packed)
     assert "needs 4096 queries and keys, got 2100" in reason(length=2100, dot_query=1)
     assert "beyond both ends" in reason(span=9, dot_query=1)
     assert reason(span=9, dot_query=1, masks={"causal": True}) is None

@@ -15,7 +15,6 @@ takes no register and waits for nobody.
 
 from __future__ import annotations
 
-from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
@@ -47,9 +46,7 @@ def is_copied(m0, n0, offset, reach, q_length, k_length, BM: gl.constexpr, KEYS:
     """Whether all pairs of a tile exist and have distances within the reach."""
     lo, hi = reach
     dist = n0 - m0 + offset
-    return (
-        (dist - (BM - 1) >= lo) & (dist + (KEYS - 1) <= hi) & (m0 + BM <= q_length) & (n0 + KEYS <= k_length)
-    )
+    return (dist - (BM - 1) >= lo) & (dist + (KEYS - 1) <= hi) & (m0 + BM <= q_length) & (n0 + KEYS <= k_length)
 
 
 @gluon.jit

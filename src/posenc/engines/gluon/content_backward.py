@@ -140,7 +140,9 @@ def add_dq_and_outer(use, bars, sizes, work, SLOTS: gl.constexpr, ADD: gl.conste
 
 # ---- consumers ----------------------------------------------------------------------------------------------------------
 @gluon.jit
-def store_copied(copies, ds, o_smem, copied, head, m0, n0, CID: gl.constexpr, D_ROWS: gl.constexpr, D_COLS: gl.constexpr):
+def store_copied(
+    copies, ds, o_smem, copied, head, m0, n0, CID: gl.constexpr, D_ROWS: gl.constexpr, D_COLS: gl.constexpr
+):
     """ds [keys, queries] into the gradients' bands, by way of the memory that dk and dv leave through."""
     band_full, band_empty, bands, d_rows_desc, d_cols_desc = copies
     rows_desc, cols_desc, rows_smem, cols_smem, rows_size, cols_size, rows_shift, cols_shift = bands

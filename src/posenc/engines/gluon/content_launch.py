@@ -77,8 +77,20 @@ def run_backward(
     outer = stats if d_rows is None else lse.new_zeros(batch * heads, blocks, q_tiles * s.queries)
     masks, mask_rows = zip(*(_rows(y, lse) for y in (x.key_mask, x.doc_q, x.doc_k, x.doc_k_queries)), strict=True)
     layout = gl.NVMMASharedLayout(0, 32, 2)
-    copied = s.copied and size == 64 and bool(num.wide) and mass is None and (rows is None) == (d_rows is None) and (cols is None) == (d_cols is None)
-    given = ((rows, q_length, k_length), (cols, k_length, q_length), (d_rows, q_length, k_length), (d_cols, k_length, q_length))
+    copied = (
+        s.copied
+        and size == 64
+        and bool(num.wide)
+        and mass is None
+        and (rows is None) == (d_rows is None)
+        and (cols is None) == (d_cols is None)
+    )
+    given = (
+        (rows, q_length, k_length),
+        (cols, k_length, q_length),
+        (d_rows, q_length, k_length),
+        (d_cols, k_length, q_length),
+    )
     copied = copied and all(band is None or can_copy(band, other) for band, _, other in given)
     copies = [q if band is None or not copied else describe_band(band, own, other) for band, own, other in given]
     reach_lo = max([-NO_LIMIT if rows is None else rows.lo, -NO_LIMIT if cols is None else 1 - cols.hi])

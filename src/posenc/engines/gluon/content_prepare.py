@@ -55,7 +55,9 @@ def prepare_content(
         split_keys(at, tiles, count, positions, masks, q_length, k_length, offset, left, right, lo, hi, BM, KEYS, KEYS)
 
 
-@triton.jit(do_not_specialize=["size", "pitch", "origin", "lo", "hi", "tiles_row", "heads", "length", "other_length", "offset"])
+@triton.jit(
+    do_not_specialize=["size", "pitch", "origin", "lo", "hi", "tiles_row", "heads", "length", "other_length", "offset"]
+)
 def clear_rest(
     band, size, pitch, origin, lo, hi, tiles, tiles_row, heads, length, other_length, offset, BM: tl.constexpr, KEYS: tl.constexpr,
     OWN: tl.constexpr, OWN_IS_KEY: tl.constexpr,
@@ -88,7 +90,9 @@ def clear_rest(
             other = (other_tile * OTHER + tl.arange(0, OTHER))[None, :]
             r = other - own[:, None] + offset
             is_empty = other >= tl.where(is_stored, other_length, begin * OTHER)
-            tl.store(row + r, tl.zeros([OWN, OTHER], band.dtype.element_ty), mask=valid & (r >= lo) & (r <= hi) & is_empty)
+            tl.store(
+                row + r, tl.zeros([OWN, OTHER], band.dtype.element_ty), mask=valid & (r >= lo) & (r <= hi) & is_empty
+            )
 
 
 @triton.jit(do_not_specialize=["row", "blocks", "q_length", "offset", "size", "pitch", "origin", "lo", "hi", "scale"])
