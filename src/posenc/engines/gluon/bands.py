@@ -199,6 +199,29 @@ def store_by_columns(band, outer, x, head, first, dist, length, scale, WITHIN: g
 
 
 @gluon.jit
+def store_by_query(band, outer, buffer, x, head, first, dist, length, scale):
+    """store_by_columns by way of shared memory, [own, other]: 16 bytes of one token at a time. Up to 7 zeros beside the span are stored too, in
+    the room between tokens' rows."""
+    ptr, d_ptr, size, pitch, origin, lo, hi = band
+    OTHER: gl.constexpr = x.shape[0]
+    OWN: gl.constexpr = x.shape[1]
+    L: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    buffer.permute((1, 0)).store((x * scale).to(d_ptr.dtype.element_ty))
+    gl.thread_barrier()
+    low = buffer.load(L)
+    own = gl.expand_dims(gl.arange(0, OWN, gl.SliceLayout(1, L)), 1)
+    other = gl.expand_dims(gl.arange(0, OTHER, gl.SliceLayout(0, L)), 0)
+    r = other - own + dist
+    is_inside = (r >= lo) & (r <= hi)
+    eight = other // 8 * 8 - own + dist  # the first of eight distances: one mask for all of them
+    is_stored = (eight + 7 >= lo) & (eight <= hi) & (own < length - first)
+    place = (d_ptr + begin_aligned(band, head, first, dist)) + (own * (pitch // 16 * 16) + other)
+    gl.store(place, gl.where(is_inside, low, 0.0).to(d_ptr.dtype.element_ty), mask=is_stored)
+    beyond = gl.sum(gl.where(is_inside, 0.0, low.to(gl.float32)), 1) * (1.0 / scale)
+    gl.atomic_add(outer + first + gl.arange(0, OWN, beyond.type.layout), beyond, sem="relaxed")
+
+
+@gluon.jit
 def store_by_rows(band, x, below, above, head, first, dist, length, scale, WITHIN: gl.constexpr):
     """scale * x [OWN, OTHER] between the ends of the span into the gradient's band; and each thread's sums of x at and beyond the ends."""
     ptr, d_ptr, size, pitch, origin, lo, hi = band

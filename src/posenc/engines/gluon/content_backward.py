@@ -46,6 +46,7 @@ from .bands import (
     load_copied,
     load_with_ends,
     store_by_columns,
+    store_by_query,
     store_by_rows,
     store_row_ends,
 )
@@ -227,7 +228,7 @@ def content_step(
     dp = warpgroup_mma_wait(2, deps=(dp,))
     ds = p * (dp - delta)
     ds_smem.index(slot).slice(CID * HALF, HALF, 0).store(ds.to(q_smem.dtype))
-    if COPIED:
+    if COPIED or LOADED:
         tma.store_wait(0)  # what o_smem held before is read by now
     fence_async_shared()
     gl.thread_barrier()
@@ -238,7 +239,11 @@ def content_step(
     if IS_NEAR and COPIED and is_tile_copied:
         store_copied(copies, (ds * natural).to(q_smem.dtype), o_smem, copied, head, m0, n0, CID, D_ROWS, D_COLS)
     else:
-        if IS_NEAR and D_ROWS:
+        if IS_NEAR and D_ROWS and (COPIED or LOADED):
+            store_by_query(
+                rows, outer, o_smem.index(2 * CID).reshape([COPY, COPY]), ds, head, m0, dist, q_length, natural
+            )
+        elif IS_NEAR and D_ROWS:
             store_by_columns(rows, outer, ds, head, m0, dist, q_length, natural, WITHIN)
         if D_COLS:
             if IS_NEAR:
