@@ -36,9 +36,9 @@ def describe_band(band: Band, own: int, other: int) -> TensorDescriptor:
     return TensorDescriptor(band.ptr, shape, [band.pitch, 1], block, layout)
 
 
-def describe_ends(band: Band) -> TensorDescriptor:
-    """[2 heads, rows]"""
-    shape = [band.ends.numel() // band.rows, band.rows]
+def describe_ends(band: Band, own: int) -> TensorDescriptor:
+    """[2 heads, own]: rows are longer, and what they hold behind the last token is copied as zeros."""
+    shape = [band.ends.numel() // band.rows, own]
     return TensorDescriptor(band.ends, shape, [band.rows, 1], [1, COPY.value], gl.NVMMASharedLayout(0, 32, 2))
 
 

@@ -91,7 +91,7 @@ def run_backward(
     )
     copies = [
         q if band is None or not (copied or loaded) else describe_band(band, *side) for band, side in zip(bands, sides, strict=True)
-    ] + [q if band is None or not loaded else describe_ends(band) for band in (rows, mass)]  # fmt: skip
+    ] + [q if band is None or not loaded else describe_ends(band, q_length) for band in (rows, mass)]  # fmt: skip
     reach_lo = max([-NO_LIMIT if rows is None else rows.lo, -NO_LIMIT if cols is None else 1 - cols.hi])
     reach_hi = min([NO_LIMIT if rows is None else rows.hi, NO_LIMIT if cols is None else -1 - cols.lo])
     launch(
