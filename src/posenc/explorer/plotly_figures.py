@@ -204,7 +204,7 @@ def _right(panel: Panel) -> int:
 
 
 def _has_long_tokens(panel: Panel) -> bool:
-    """Whether the tokens along the x axis are too wide to stand side by side, so that they are turned."""
+    """Whether the tokens along the x axis are too wide to stand side by side, so that they are rotated."""
     return isinstance(panel, Heat) and panel.labels is not None and max(map(columns_of, panel.labels[1])) > 2
 
 

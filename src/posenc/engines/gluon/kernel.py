@@ -330,10 +330,10 @@ def begin_sums(
 
 @gluon.jit
 def finish_block(
-    p, m, l, acc, step, place, q_length, o_desc, lse_ptr, o_smem, v_smem, bars, S_L: gl.constexpr, CID: gl.constexpr, STAGES: gl.constexpr
+    p, m, l, acc, step, block, q_length, o_desc, lse_ptr, o_smem, v_smem, bars, S_L: gl.constexpr, CID: gl.constexpr, STAGES: gl.constexpr
 ):  # fmt: skip
-    """Multiplies the values of the last tile, and stores the output and the log-sum-exp. place: batch row, head, head of all rows, query."""
-    b, h, bh, m0 = place
+    """Multiplies the values of the last tile, and stores the output and the log-sum-exp. block: batch row, head, head of all rows, first query."""
+    b, h, bh, m0 = block
     q_full, q_empty, full, empty = bars
     BN: gl.constexpr = v_smem.shape[3]
     D: gl.constexpr = v_smem.shape[4]
