@@ -22,7 +22,7 @@ through a ring of STAGES slots in shared memory. Slot t of a block holds keys t 
 
 A consumer skips the last tiles where only later queries of the block see them.
 
-Programs stay on their multiprocessor and take several blocks (`find_block`). log-sum-exps are in base 2, +inf where fully masked.
+Programs stay on their multiprocessor and take several blocks (`take_turn`). log-sum-exps are in base 2, +inf where fully masked.
 """
 
 from __future__ import annotations
@@ -53,32 +53,41 @@ UNSPECIALISED = [
 
 # ---- which blocks and tiles -------------------------------------------------------------------------------------------
 @gluon.jit
-def count_blocks(sizes, BM: gl.constexpr):
-    """How many blocks of BM queries a program takes."""
-    q_length, k_length, heads, group, batch_heads, section, left, right, tiles_row = sizes
-    program, programs = gl.program_id(0), gl.num_programs(0)
-    blocks = batch_heads * ((q_length + BM - 1) // BM)
+def count_blocks(blocks, program, programs):
+    """How many blocks a program takes."""
     whole = blocks // programs
     last = whole * programs + gl.where(whole % 2 == 0, program, programs - 1 - program)
     return whole + gl.where(last < blocks, 1, 0)
 
 
 @gluon.jit
-def find_block(turn, sizes, BM: gl.constexpr):
-    """The batch row, the head, the head of all batch rows, and the block of queries that a program takes in its turn.
+def find_block(turn, program, programs, count, batch_heads, section):
+    """The head (of all batch rows) and the block of queries that a program takes in its turn.
 
     `section` heads at a time, and of these the blocks with the most keys first. Every other turn goes
     backwards through the programs, so that no program gets the longer block each time.
     """
-    q_length, k_length, heads, group, batch_heads, section, left, right, tiles_row = sizes
-    program, programs = gl.program_id(0), gl.num_programs(0)
-    count = (q_length + BM - 1) // BM
     index = turn * programs + gl.where(turn % 2 == 0, program, programs - 1 - program)
     first = index // (section * count) * section
     rest = index - first * count
     width = gl.minimum(section, batch_heads - first)
-    bh = first + rest % width
-    return bh // heads, bh % heads, bh, count - 1 - rest // width
+    return first + rest % width, count - 1 - rest // width
+
+
+@gluon.jit
+def count_turns(sizes, BM: gl.constexpr):
+    """How many blocks of BM queries this program takes."""
+    q_length, k_length, heads, group, batch_heads, section, left, right, tiles_row = sizes
+    return count_blocks(batch_heads * ((q_length + BM - 1) // BM), gl.program_id(0), gl.num_programs(0))
+
+
+@gluon.jit
+def take_turn(turn, sizes, BM: gl.constexpr):
+    """The batch row, the head, the head of all batch rows and the block of queries that this program takes in its turn."""
+    q_length, k_length, heads, group, batch_heads, section, left, right, tiles_row = sizes
+    count = (q_length + BM - 1) // BM
+    bh, block = find_block(turn, gl.program_id(0), gl.num_programs(0), count, batch_heads, section)
+    return bh // heads, bh % heads, bh, block
 
 
 @gluon.jit
@@ -375,8 +384,8 @@ def produce(load, bars, sizes, NC: gl.constexpr, STAGES: gl.constexpr):
     BN: gl.constexpr = k_smem.shape[3]
     BM: gl.constexpr = NC * ROWS
     step = 0
-    for turn in range(count_blocks(sizes, BM)):
-        b, h, bh, block = find_block(turn, sizes, BM)
+    for turn in range(count_turns(sizes, BM)):
+        b, h, bh, block = take_turn(turn, sizes, BM)
         first, left0, left1, right0, right1, last, clear0, clear1, offset = load_tiles(tiles_ptr, tiles_row, b, block)
         n = last - first
         far = (left1 - left0) + (right1 - right0)
@@ -444,8 +453,8 @@ def consume(
     if TURNS and CID == 0:
         pass_turn(0)
     step = 0
-    for turn in range(count_blocks(sizes, BM)):
-        b, h, bh, block = find_block(turn, sizes, BM)
+    for turn in range(count_turns(sizes, BM)):
+        b, h, bh, block = take_turn(turn, sizes, BM)
         m0 = block * BM + CID * ROWS
         first, left0, left1, right0, right1, last, clear0, clear1, offset = load_tiles(tiles_ptr, tiles_row, b, block)
         own, inner0, inner1 = find_own_tiles(m0, first, last, limits, BN)

@@ -46,19 +46,40 @@ def launch_forward(
     launch: Launch, kernel, x: Inputs, num: Numbers, scale: float, out: Tensor, lse: Tensor, keys: int, near: tuple[int, int],
     span: tuple[int, int], side: int, descriptors=(), tables=(), table_heads=(), section: int = 0, **constants
 ) -> tuple[Tensor, Tensor, None]:  # fmt: skip
-    """Launches prepare.py and then a forward kernel; keys: of a tile. near: beyond these distances tiles are far; span: distances of
-    the tables, with `side` more of the bias before and after; section: heads whose blocks are scheduled together, if causal.
-    descriptors, tables, table_heads, constants: what only this kernel takes."""
+    """prepare_blocks, then a forward kernel. section: heads whose blocks are scheduled together, if causal; descriptors, tables,
+    table_heads, constants: what only this kernel takes."""
     q, k, v = x.q, x.k, x.v
     batch, heads, q_length, _ = q.shape
-    k_length, group = k.shape[2], heads // k.shape[1]
-    queries = ROWS.value * CONSUMERS.value
-    count = -(-q_length // queries)
+    k_length, queries = k.shape[2], ROWS.value * CONSUMERS.value
+    tiles, bias, width, bits = prepare_blocks(launch, x, num, scale, lse, queries, keys, near, span, side)
+    count = tiles.shape[1]
+    masks, mask_rows = zip(*(_rows(y, lse) for y in (bits, x.doc_q, x.doc_k, x.doc_q_keys)), strict=True)
+    processors = torch.cuda.get_device_properties(q.device).multi_processor_count
+    section = min(section or batch * heads, batch * heads) if num.right == 0 else 1
+    launch(
+        kernel, min(batch * heads * count, processors), _describe(q, ROWS.value), _describe(k, keys), _describe(v, keys),
+        _describe(out, ROWS.value), *descriptors, lse, tiles, lse if bias is None else bias, *tables, *masks, scale * LOG2E,
+        q_length, k_length, heads, heads // k.shape[1], batch * heads, section, NO_LIMIT if num.left < 0 else num.left,
+        NO_LIMIT if num.right < 0 else num.right, 0 if tiles.shape[0] == 1 else count * NUMBERS.value, *table_heads, width, *mask_rows, *span,
+        **constants, WINDOW=num.left >= 0, PADDED=bits is not None, DOCS=x.doc_q is not None,
+        CONSUMER_REGISTERS=REGISTERS[0], PRODUCER_REGISTERS=REGISTERS[1], num_warps=4,
+    )  # fmt: skip
+    return out, lse, None
+
+
+def prepare_blocks(
+    launch: Launch, x: Inputs, num: Numbers, scale: float, lse: Tensor, queries: int, keys: int, near: tuple[int, int],
+    span: tuple[int, int], side: int,
+) -> tuple[Tensor, Tensor | None, int, Tensor | None]:  # fmt: skip
+    """What blocks of so many queries and tiles of so many keys read beside the tensors: tiles, the padded bias and the width of its
+    rows, padding as bits. near: beyond these distances tiles are far; span: the tables' distances, with `side` more before and after."""
+    batch, heads, q_length, _ = x.q.shape
+    k_length, count = x.k.shape[2], -(-q_length // queries)
     batch_rows = 1 if x.key_mask is None and x.doc_q is None and x.starts is None else batch
     tiles = lse.new_empty(batch_rows, count, NUMBERS.value, dtype=torch.int32)
-    (lo, hi), bias_row, width, bias, bits = span, 0, 0, None, None
+    bias_row, width, bias, bits = 0, 0, None, None
     if x.bias is not None:
-        bias_row, width = x.bias.stride(0), hi - lo + 1 + 2 * side
+        bias_row, width = x.bias.stride(0), span[1] - span[0] + 1 + 2 * side
         bias = lse.new_empty(heads, width)
     if x.key_mask is not None:
         bits = lse.new_empty(x.key_mask.shape[0], -(-k_length // keys), 8, dtype=torch.int32)
@@ -66,21 +87,9 @@ def launch_forward(
     programs = batch_rows * count, 0 if bias is None else heads, 0 if bits is None else bits.shape[0] * bits.shape[1]
     launch(
         prepare, sum(programs), tiles, programs[0], count, position_args(x), make_masks(x), q_length, k_length, num.offset, left, right,
-        *near, x.bias, bias_row, num.bias_lo, num.bias_hi, bias, programs[1], lo - side, width, scale, bits, queries, keys, 512,
+        *near, x.bias, bias_row, num.bias_lo, num.bias_hi, bias, programs[1], span[0] - side, width, scale, bits, queries, keys, 512,
     )  # fmt: skip
-
-    masks, mask_rows = zip(*(_rows(y, lse) for y in (bits, x.doc_q, x.doc_k, x.doc_q_keys)), strict=True)
-    processors = torch.cuda.get_device_properties(q.device).multi_processor_count
-    section = min(section or batch * heads, batch * heads) if num.right == 0 else 1
-    launch(
-        kernel, min(batch * heads * count, processors), _describe(q, ROWS.value), _describe(k, keys), _describe(v, keys),
-        _describe(out, ROWS.value), *descriptors, lse, tiles, lse if bias is None else bias, *tables, *masks, scale * LOG2E,
-        q_length, k_length, heads, group, batch * heads, section, NO_LIMIT if left is None else left,
-        NO_LIMIT if right is None else right, 0 if batch_rows == 1 else count * NUMBERS.value, *table_heads, width, *mask_rows, lo, hi,
-        **constants, WINDOW=left is not None, PADDED=bits is not None, DOCS=x.doc_q is not None,
-        CONSUMER_REGISTERS=REGISTERS[0], PRODUCER_REGISTERS=REGISTERS[1], num_warps=4,
-    )  # fmt: skip
-    return out, lse, None
+    return tiles, bias, width, bits
 
 
 def _rows(x: Tensor | None, unused: Tensor) -> tuple[Tensor, int]:

@@ -35,8 +35,7 @@ from .kernel import (
     accumulator,
     along_rows,
     begin_sums,
-    count_blocks,
-    find_block,
+    count_turns,
     find_own_tiles,
     finish_block,
     hide,
@@ -50,6 +49,7 @@ from .kernel import (
     pass_turn,
     skip_slot,
     softmax,
+    take_turn,
     wait_empty,
     wait_full,
     wait_turn,
@@ -68,8 +68,8 @@ def produce(load, bars, ring, sizes, NC: gl.constexpr, STAGES: gl.constexpr, RIN
     BM: gl.constexpr = NC * ROWS
     step = 0
     chunk = 0
-    for turn in range(count_blocks(sizes, BM)):
-        b, h, bh, block = find_block(turn, sizes, BM)
+    for turn in range(count_turns(sizes, BM)):
+        b, h, bh, block = take_turn(turn, sizes, BM)
         m0 = block * BM
         first, left0, left1, right0, right1, last, clear0, clear1, offset = load_tiles(tiles_ptr, tiles_row, b, block)
         n = last - first
@@ -164,8 +164,8 @@ def consume(
     if TURNS and CID == 0:
         pass_turn(0)
     step = 0
-    for turn in range(count_blocks(sizes, BM)):
-        b, h, bh, block = find_block(turn, sizes, BM)
+    for turn in range(count_turns(sizes, BM)):
+        b, h, bh, block = take_turn(turn, sizes, BM)
         m0 = block * BM + CID * ROWS
         first, left0, left1, right0, right1, last, clear0, clear1, offset = load_tiles(tiles_ptr, tiles_row, b, block)
         own, inner0, inner1 = find_own_tiles(m0, first, last, limits, KEYS)

@@ -39,9 +39,8 @@ from .kernel import (
     accumulator,
     begin_sums,
     by_eights,
-    count_blocks,
+    count_turns,
     far_tile,
-    find_block,
     find_own_tiles,
     finish_block,
     is_touched,
@@ -56,6 +55,7 @@ from .kernel import (
     row_max,
     skip_slot,
     take_step,
+    take_turn,
     wait_empty,
     wait_full,
     wait_turn,
@@ -86,8 +86,8 @@ def produce(load, bars, ring, sizes, NC: gl.constexpr, STAGES: gl.constexpr, WIN
     BYTES: gl.constexpr = t_desc.block_type.nbytes
     step = 0
     window = 0
-    for turn in range(count_blocks(sizes, BM)):
-        b, h, bh, block = find_block(turn, sizes, BM)
+    for turn in range(count_turns(sizes, BM)):
+        b, h, bh, block = take_turn(turn, sizes, BM)
         own_table = gl.minimum(h, table_heads - 1)
         m0 = block * BM
         first, left0, left1, right0, right1, last, clear0, clear1, offset = load_tiles(tiles_ptr, tiles_row, b, block)
@@ -175,8 +175,8 @@ def consume(
         pass_turn(0)
     step = 0
     window = 0
-    for turn in range(count_blocks(sizes, BM)):
-        b, h, bh, block = find_block(turn, sizes, BM)
+    for turn in range(count_turns(sizes, BM)):
+        b, h, bh, block = take_turn(turn, sizes, BM)
         m0 = block * BM + CID * ROWS
         first, left0, left1, right0, right1, last, clear0, clear1, offset = load_tiles(tiles_ptr, tiles_row, b, block)
         own, inner0, inner1 = find_own_tiles(m0, first, last, limits, BN)
