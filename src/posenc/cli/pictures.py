@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..core import formulas
+from ..core import checks, formulas
 from . import terminal
 
 if TYPE_CHECKING:
@@ -35,10 +35,7 @@ class Options:
 
     def whole(self, name: str, default: int, least: int = 1, most: int = WIDEST) -> int:
         """An integer option."""
-        value = self.get(name, default)
-        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-            raise ValueError(f"{name} must be a whole number from {least} to {most}, got {value!r}")
-        return value
+        return checks.whole(least, most)(name, self.get(name, default))
 
     def number(self, name: str, default: float) -> float:
         """A positive option."""
