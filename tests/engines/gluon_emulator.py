@@ -408,7 +408,9 @@ def load(*more):
     gl, hopper = _stand_ins()
     jit = lambda function=None, **options: function or (lambda inner: inner)  # noqa: E731
     module = types.ModuleType("gluon_kernel")
-    triton = types.SimpleNamespace(jit=jit, next_power_of_2=lambda x: 1 << (int(x) - 1).bit_length())
+    triton = types.SimpleNamespace(
+        jit=jit, constexpr_function=jit, next_power_of_2=lambda x: 1 << (int(x) - 1).bit_length()
+    )
     module.__dict__.update(gl=gl, tl=gl, gluon=triton, triton=triton, builtin=jit, **hopper)
     sys.modules["gluon_kernel"] = module
     for path in (
