@@ -198,6 +198,10 @@ class Descriptor:
         self.block_type = types.SimpleNamespace(nbytes=rows * columns * x.element_size())
 
     def part(self, at):
+        if self.x.dim() == 2 and self.rows > 1:  # a tile of a band
+            row, column = map(number, at)
+            assert 0 <= row <= self.x.shape[0] - self.rows and column >= 0, "a tile outside a band"
+            return self.x[row : row + self.rows, column : column + self.block_shape[-1]], 0
         if self.x.dim() == 2:
             return self.x[number(at[0])][None], 0
         *which, first, _ = map(number, at)
@@ -265,7 +269,7 @@ def _load(desc, at, barrier, result, pred=True):
 
 def _store(desc, at, source):
     part, first = desc.part(at)
-    part.copy_(source.data[0, 0, first : first + len(part)])
+    part.copy_(source.data.view(-1, source.shape[-1])[first : first + len(part)])
 
 
 def _add(desc, at, source):

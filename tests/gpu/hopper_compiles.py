@@ -42,8 +42,9 @@ CONTENT = {
 """every: by rolling.py, which has near tiles only."""
 CONTENT_BACKWARD = {
     "content": ("table",), "content of the keys": ("key_table",), "content of both": ("table", "key_table"),
-    "content and values": ("table", "value"),
+    "content and values": ("table", "value"), "wide content": ("table", "wide"), "wide content of both": ("table", "key_table", "wide"),
 }  # fmt: skip
+"""wide: spans with whole tiles within them."""
 DOCUMENTS = ("doc_q", "doc_k", "doc_q_keys", "doc_k_queries")
 MASKS = {
     "": (), "window": (), "padding": ("key_mask", "key_bounds"), "documents": DOCUMENTS,
@@ -66,7 +67,7 @@ def compile_variant(size, terms, masks, window, backward, dtype=torch.bfloat16):
     }  # fmt: skip
     lo, hi = (-4, 4) if terms else (FAR, FAR)
     spans = {"bias_lo": -4, "bias_hi": 4, "rows_lo": -4, "rows_hi": 4}
-    numbers = Numbers(right=0, left=100 if window else -1, lo=lo, hi=hi, **spans)
+    numbers = Numbers(right=0, left=100 if window else -1, lo=lo, hi=hi, wide=int("wide" in terms), **spans)
     made = []
 
     def record(kernel, programs, *args, **constants):
@@ -74,7 +75,7 @@ def compile_variant(size, terms, masks, window, backward, dtype=torch.bfloat16):
         compiled = launcher.compile_kernel(kernel, args, constants)
         made.append((compiled, spent() - began))
 
-    inputs = Inputs(q, q, q, **{x: tensors[x] for x in (*terms, *masks) if x != "every"})
+    inputs = Inputs(q, q, q, **{x: tensors[x] for x in (*terms, *masks) if x not in ("every", "wide")})
     lse = torch.empty(1, 2, 512)
     band = make_band(q, 2, -4, 4, 0, 0, 512)._replace(ends=torch.empty(1, 2, 2, 512), rows=512)
     if backward and "every" not in terms and set(terms) & {"table", "key_table", "value"}:
@@ -82,7 +83,7 @@ def compile_variant(size, terms, masks, window, backward, dtype=torch.bfloat16):
         content_launch.run_backward(
             record, q, None, q, lse, inputs, numbers, 0.125, q, q, q, rows, cols, mass, rows, cols
         )
-        return made[1]
+        return next(one for one in made if one[0].metadata.name == "backward_content")
     if backward:
         backward_launch.run_backward(record, q, None, q, lse, inputs, numbers, 0.125, q, q, q, True, True)
         return made[1]  # between what runs before and after it
@@ -173,7 +174,7 @@ def main() -> None:
     print("size | terms | masks | registers | spilled | shared | seconds | far, near, local | faults")
     every = TERMS | (CONTENT_BACKWARD if args.backward else CONTENT)
     for size, (name, terms), (mask, masks) in product(gluon.SIZES, every.items(), MASKS.items()):
-        if not all(part in f"{size} {name} {mask}" for part in args.only):
+        if not all(part in f"{size} {name} | {mask}" for part in args.only):
             continue
         if "every" in terms and size not in rolling_launch.DEPTHS:
             continue
