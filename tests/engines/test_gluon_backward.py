@@ -38,7 +38,7 @@ def emulate(module):
             (x.base.view(x.shape) if len(x.shape) == 2 else x.base, x.block_shape[-2])
             if type(x).__name__ == "TensorDescriptor" else x for x in args
         ]  # fmt: skip
-        gluon_emulator.launch(module, called.__name__, programs, args, constants)
+        gluon_emulator.launch(module, called, programs, args, constants)
 
     return launch
 

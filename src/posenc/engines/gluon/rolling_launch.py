@@ -41,6 +41,32 @@ def run_forward(
     count = -(-q_length // queries)
 
     batch_rows = 1 if x.key_mask is None and x.doc_q is None else batch
+    left, right = (None if limit < 0 else limit for limit in (num.left, num.right))
+    tiles, bias, width, bits = prepare_blocks(launch, x, num, scale, lse, queries)
+
+    table = table.to(q.dtype).contiguous()
+    masks, mask_rows = zip(*(_rows(y, lse) for y in (bits, x.doc_q, x.doc_k, x.doc_q_keys)), strict=True)
+    processors = torch.cuda.get_device_properties(q.device).multi_processor_count
+    section = batch * heads if num.right == 0 else 1
+    launch(
+        forward_rolling, min(batch * heads * count, processors), _describe(q, ROWS.value), _describe(k, keys), _describe(v, keys),
+        _describe(out, ROWS.value), _describe_table(table, keys), lse, tiles, lse if bias is None else bias, *masks,
+        scale * LOG2E, q_length, k_length, heads, group, batch * heads, section, NO_LIMIT if left is None else left,
+        NO_LIMIT if right is None else right, 0 if batch_rows == 1 else count * NUMBERS.value, table.shape[0], width, *mask_rows,
+        num.rows_lo, num.rows_hi, STAGES=depth.stages, RING=depth.ring, TURNS=depth.turns, BIAS=bias is not None, WINDOW=left is not None,
+        PADDED=bits is not None, DOCS=x.doc_q is not None, CONSUMER_REGISTERS=REGISTERS[0], PRODUCER_REGISTERS=REGISTERS[1], num_warps=4,
+    )  # fmt: skip
+    return out, lse, None
+
+
+def prepare_blocks(
+    launch: Launch, x: Inputs, num: Numbers, scale: float, lse: Tensor, queries: int
+) -> tuple[Tensor, Tensor | None, int, Tensor | None]:
+    """What blocks of so many queries read beside the tensors: tiles, the padded bias and the width of its rows, padding as bits."""
+    batch, heads, q_length, _ = x.q.shape
+    k_length, keys = x.k.shape[2], KEYS.value
+    count = -(-q_length // queries)
+    batch_rows = 1 if x.key_mask is None and x.doc_q is None else batch
     tiles = lse.new_empty(batch_rows, count, NUMBERS.value, dtype=torch.int32)
     bias_row, width, bias = 0, 0, None
     if x.bias is not None:
@@ -56,20 +82,7 @@ def run_forward(
         -FAR, FAR, x.bias, bias_row, num.bias_lo, num.bias_hi, bias, programs[1], num.rows_lo - PAD.value, width, scale, bits,
         queries, keys, 512,
     )  # fmt: skip
-
-    table = table.to(q.dtype).contiguous()
-    masks, mask_rows = zip(*(_rows(y, lse) for y in (bits, x.doc_q, x.doc_k, x.doc_q_keys)), strict=True)
-    processors = torch.cuda.get_device_properties(q.device).multi_processor_count
-    section = batch * heads if num.right == 0 else 1
-    launch(
-        forward_rolling, min(batch * heads * count, processors), _describe(q, ROWS.value), _describe(k, keys), _describe(v, keys),
-        _describe(out, ROWS.value), _describe_table(table, keys), lse, tiles, lse if bias is None else bias, *masks,
-        scale * LOG2E, q_length, k_length, heads, group, batch * heads, section, NO_LIMIT if left is None else left,
-        NO_LIMIT if right is None else right, 0 if batch_rows == 1 else count * NUMBERS.value, table.shape[0], width, *mask_rows,
-        num.rows_lo, num.rows_hi, STAGES=depth.stages, RING=depth.ring, TURNS=depth.turns, BIAS=bias is not None, WINDOW=left is not None,
-        PADDED=bits is not None, DOCS=x.doc_q is not None, CONSUMER_REGISTERS=REGISTERS[0], PRODUCER_REGISTERS=REGISTERS[1], num_warps=4,
-    )  # fmt: skip
-    return out, lse, None
+    return tiles, bias, width, bits
 
 
 def _describe_table(table: Tensor, rows: int) -> TensorDescriptor:
