@@ -196,7 +196,12 @@ class Descriptor:
 
     def __init__(self, x, rows, columns=None):
         columns = columns or x.shape[-1]
-        self.x, self.rows, self.dtype, self.block_shape = x.detach(), rows, x.dtype, [1] * (x.dim() - 2) + [rows, columns]
+        self.x, self.rows, self.dtype, self.block_shape = (
+            x.detach(),
+            rows,
+            x.dtype,
+            [1] * (x.dim() - 2) + [rows, columns],
+        )
         self.block_type = types.SimpleNamespace(nbytes=rows * columns * x.element_size())
 
     def part(self, at):
@@ -419,12 +424,24 @@ def load(*names):
     def run(path):
         """What a file defines, and what it imports from files beside it."""
         if path.stem not in module.files:
-            space = module.files[path.stem] = {"__name__": "gluon_kernel", "gl": gl, "tl": gl, "gluon": triton, "triton": triton, "builtin": jit, **hopper}
+            space = module.files[path.stem] = {
+                "__name__": "gluon_kernel",
+                "gl": gl,
+                "tl": gl,
+                "gluon": triton,
+                "triton": triton,
+                "builtin": jit,
+                **hopper,
+            }
             tree = ast.parse(path.read_text(encoding="utf-8"))
             for node in (x for x in tree.body if isinstance(x, ast.ImportFrom) and x.level):
                 given = run((path.parents[node.level - 1] / node.module.replace(".", "/")).with_suffix(".py"))
                 space.update({x.asname or x.name: given[x.name] for x in node.names})
-            tree.body = [x for x in tree.body if not isinstance(x, (ast.Import, ast.ImportFrom)) or getattr(x, "module", "") == "__future__"]
+            tree.body = [
+                x
+                for x in tree.body
+                if not isinstance(x, (ast.Import, ast.ImportFrom)) or getattr(x, "module", "") == "__future__"
+            ]
             exec(compile(tree, str(path), "exec"), space)
             if "async_add" in space:
                 space["async_add"] = _add

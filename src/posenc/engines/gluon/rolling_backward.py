@@ -37,7 +37,17 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from .backward_sums import add_tile
-from .kernel import ROWS, along_rows, count_blocks, find_block, find_own_tiles, hide, is_touched, load_tiles, masks_of_row
+from .kernel import (
+    ROWS,
+    along_rows,
+    count_blocks,
+    find_block,
+    find_own_tiles,
+    hide,
+    is_touched,
+    load_tiles,
+    masks_of_row,
+)
 from .rolling import KEYS, add_bias, multiply
 from .skew import skew, unskew
 
@@ -235,7 +245,7 @@ def consume(
         mbarrier.arrive(empty.index(old))
         mbarrier.arrive(t_empty.index((chunk - 1) % RING))
         mbarrier.arrive(t_empty.index(chunk % RING))
-        for i in gl.static_range(CID + 1):  # those that only the other consumer needs, or none
+        for _i in gl.static_range(CID + 1):  # those that only the other consumer needs, or none
             chunk += 1
             mbarrier.wait(t_full.index(chunk % RING), (chunk // RING) & 1)
             mbarrier.arrive(t_empty.index(chunk % RING))

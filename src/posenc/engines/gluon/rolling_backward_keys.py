@@ -60,7 +60,9 @@ def produce_queries(load, bars, sizes, work, STAGES: gl.constexpr, RING: gl.cons
             tma.async_copy_global_to_shared(v_desc, place, kv_full.index(0), v_smem.index(c))
         for member in range(group):
             h = h_kv * group + member
-            row = block * BOTH + (PAIR - 1) * HALF - first * ROWS + offset - lo  # of the table: where the first chunk begins
+            row = (
+                block * BOTH + (PAIR - 1) * HALF - first * ROWS + offset - lo
+            )  # of the table: where the first chunk begins
             for t in range(-PAIR, last - first + 1):
                 slot = chunk % RING
                 mbarrier.wait(t_empty.index(slot), ((chunk // RING) & 1) ^ 1)
@@ -134,8 +136,8 @@ def take_query_step(
     fence_async_shared()
     gl.thread_barrier()
     before, after = warpgroup_mma_wait(0, deps=(before, after))
-    mbarrier.arrive(t_empty.index(chunk % RING))
     begin = begin_scores(before, after, bias, dist - KEYS, lo, hi, q_smem.dtype, S_L, BIAS)
+    mbarrier.arrive(t_empty.index(chunk % RING))  # after what it could wait for: ptxas moves no load before it
     return dk, dv, begin, lse_next, delta_next
 
 
@@ -202,13 +204,17 @@ def consume_queries(
                 chunk += 1
                 step += 1
             # the last tile; its next one was loaded in vain
-            dv = warpgroup_mma(p_smem.index(CID).permute((1, 0)), do_smem.index(old).reshape([ROWS, D]), dv, is_async=True)
-            dk = warpgroup_mma(ds_smem.index(CID).permute((1, 0)), q_smem.index(old).reshape([ROWS, D]), dk, is_async=True)
+            dv = warpgroup_mma(
+                p_smem.index(CID).permute((1, 0)), do_smem.index(old).reshape([ROWS, D]), dv, is_async=True
+            )
+            dk = warpgroup_mma(
+                ds_smem.index(CID).permute((1, 0)), q_smem.index(old).reshape([ROWS, D]), dk, is_async=True
+            )
             dk, dv = warpgroup_mma_wait(0, deps=(dk, dv))
             mbarrier.arrive(empty.index(old))
             mbarrier.arrive(empty.index(step % STAGES))
             step += 1
-            for i in gl.static_range(1 + CID):
+            for _i in gl.static_range(1 + CID):
                 chunk += 1
                 mbarrier.wait(t_full.index(chunk % RING), (chunk // RING) & 1)
                 mbarrier.arrive(t_empty.index(chunk % RING))

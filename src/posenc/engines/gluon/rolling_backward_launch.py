@@ -26,7 +26,7 @@ from .rolling_launch import _describe_table, prepare_blocks
 class RollingSchedule(NamedTuple):
     stages: int = 4  # tiles of keys and values
     ring: int = 7  # chunks of the table
-    registers: tuple[int, int, int] = (216, 56, 24)  # of a consumer, the adder and the producer
+    registers: tuple[int, int, int] = (208, 72, 24)  # of a consumer, the adder and the producer
     key_stages: int = 4  # the same for dk and dv: tiles of queries
     key_ring: int = 6
     key_registers: tuple[int, int] = (240, 24)
@@ -60,7 +60,12 @@ def run_backward(
     masks, mask_rows = zip(*(_rows(y, lse) for y in (bits, x.doc_q, x.doc_k, x.doc_q_keys)), strict=True)
     processors = torch.cuda.get_device_properties(q.device).multi_processor_count
     limits = NO_LIMIT if left is None else left, NO_LIMIT if right is None else right
-    flags = {"BIAS": bias is not None, "WINDOW": left is not None, "PADDED": bits is not None, "DOCS": x.doc_q is not None}
+    flags = {
+        "BIAS": bias is not None,
+        "WINDOW": left is not None,
+        "PADDED": bits is not None,
+        "DOCS": x.doc_q is not None,
+    }
     unused_bias = lse if bias is None else bias
 
     programs = max(1, min(processors // heads, batch * count))

@@ -10,7 +10,21 @@ from ..triton.tiles import load_tile, padded
 from .backward_prepare import split_keys
 
 
-@triton.jit(do_not_specialize=["blocks", "count", "heads", "batch_heads", "q_length", "k_length", "offset", "left", "right", "lo", "hi"])
+@triton.jit(
+    do_not_specialize=[
+        "blocks",
+        "count",
+        "heads",
+        "batch_heads",
+        "q_length",
+        "k_length",
+        "offset",
+        "left",
+        "right",
+        "lo",
+        "hi",
+    ]
+)
 def prepare_rolling(
     out, do, d_lse, delta, tiles, blocks, count, positions, masks, heads, batch_heads, q_length, k_length, offset, left, right, lo, hi,
     D: tl.constexpr, BM: tl.constexpr, KEYS: tl.constexpr,
