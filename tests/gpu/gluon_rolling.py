@@ -52,18 +52,12 @@ def timings(only, pair):
 
 
 def warm_ups(jobs):
-    """Of padding or none: each is a variant."""
-    found = {}
-    for job in jobs:
-        found["padding" in job["masks"]] = {
-            **job,
-            "kind": "warm",
-            "name": f"compile {job['masks']}",
-            "batch": 1,
-            "heads": 2,
-            "length": 2304,
-        }
-    return [[job] for job in found.values()]
+    """Padding or none: each is a variant, and so is each schedule."""
+    small = [{**job, "kind": "warm", "name": f"compile {job['masks']}", "batch": 1, "heads": 2, "length": 2304} for job in jobs]  # fmt: skip
+    found = {"padding" in job["masks"]: job for job in reversed(small)}
+    return [[job] for job in found.values()] + [
+        [{**small[0], "schedule": x}] for x in SCHEDULES if "schedules" in small[0]
+    ]
 
 
 # ---- in a process of its own ------------------------------------------------------------------------------------------
