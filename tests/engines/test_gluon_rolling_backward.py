@@ -87,7 +87,18 @@ def test_lengths(kernel, monkeypatch, lengths, causal):
 def test_heads_and_schedules(kernel, monkeypatch, causal):
     options = {"heads": (4, 2), "batch": 2, "programs": 9, "masks": {"causal": causal}}
     check(kernel, monkeypatch, (300, 450), 7, bias=False, **options)
-    check(kernel, monkeypatch, (300, 300), stages=3, ring=6, key_stages=3, key_ring=5, **options)
+    check(
+        kernel,
+        monkeypatch,
+        (300, 300),
+        stages=3,
+        ring=6,
+        turns=True,
+        key_stages=3,
+        key_ring=5,
+        key_turns=True,
+        **options,
+    )
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -22,7 +22,9 @@ ROWS = (  # batch, heads, length, masks
     (4, 16, 4096, ""), (4, 16, 4096, "causal"), (1, 16, 16384, ""), (1, 16, 16384, "causal"), (8, 12, 2048, ""), (16, 12, 1024, "causal"),
     (16, 12, 512, ""), (4, 16, 4096, "padding"),
 )  # fmt: skip
-SCHEDULES = ({"stages": 3}, {"ring": 6, "stages": 3}, {"registers": (200, 88, 24)}, {"key_stages": 3}, {"key_ring": 5})
+SCHEDULES = (
+    {"add": 0}, {"turns": True}, {"key_turns": True}, {"stages": 3}, {"registers": (200, 88, 24)}, {"key_stages": 3}, {"key_ring": 5},
+)  # fmt: skip
 
 
 def checks(only):

@@ -47,6 +47,8 @@ from .kernel import (
     is_touched,
     load_tiles,
     masks_of_row,
+    pass_turn,
+    wait_turn,
 )
 from .rolling import KEYS, add_bias, multiply
 from .skew import skew, unskew
@@ -139,7 +141,7 @@ def give_band(band, made, band_smem, band_full, band_empty, CID: gl.constexpr):
 @gluon.jit
 def take_step(
     q, do, dq, ds, band, before, after, lse, delta, step, old, t, chunk, made, scale, m0, n0, is_masked, masks, limits, bias, dist, lo, hi, smem, bars,
-    S_L: gl.constexpr, A_L: gl.constexpr, CID: gl.constexpr, STAGES: gl.constexpr, RING: gl.constexpr, BIAS: gl.constexpr,
+    S_L: gl.constexpr, A_L: gl.constexpr, CID: gl.constexpr, STAGES: gl.constexpr, RING: gl.constexpr, TURNS: gl.constexpr, BIAS: gl.constexpr,
     WINDOW: gl.constexpr, PADDED: gl.constexpr, DOCS: gl.constexpr,
 ):  # fmt: skip
     """ds of a tile, and dq with that of the tile before, in slot `old`. chunk: of the table, where the tile's own begin."""
@@ -150,10 +152,14 @@ def take_step(
     zero = gl.zeros([ROWS, KEYS], gl.float32, S_L)
     begin = skew(before, after).to(gl.float32)
     mbarrier.wait(full.index(at), (step // STAGES) & 1)
+    if TURNS:
+        wait_turn(CID)
     s = warpgroup_mma(q, k_smem.index(at).reshape([KEYS, D]).permute((1, 0)), begin, is_async=True)
     dp = warpgroup_mma(do, v_smem.index(at).reshape([KEYS, D]).permute((1, 0)), zero, use_acc=False, is_async=True)
     # before the first tile ds and band are zeros, and any keys and rows will do
     dq = add_products(dq, ds, band, old, gl.where(t == 0, chunk, chunk - 1), k_smem, t_smem, A_L, RING)
+    if TURNS:
+        pass_turn((CID + 1) % PAIR)
     s = warpgroup_mma_wait(3, deps=(s,))
     if is_masked:
         s = hide(s, m0, n0, masks, limits, S_L, WINDOW, PADDED, DOCS)
@@ -174,7 +180,7 @@ def take_step(
 
 @gluon.jit
 def consume(
-    use, smem, masks, bars, sizes, limits, scale, CID: gl.constexpr, STAGES: gl.constexpr, RING: gl.constexpr, BIAS: gl.constexpr,
+    use, smem, masks, bars, sizes, limits, scale, CID: gl.constexpr, STAGES: gl.constexpr, RING: gl.constexpr, TURNS: gl.constexpr, BIAS: gl.constexpr,
     WINDOW: gl.constexpr, PADDED: gl.constexpr, DOCS: gl.constexpr,
 ):  # fmt: skip
     dq_desc, lse_ptr, delta_ptr, tiles_ptr, bias_ptr, q_smem, do_smem, o_smem = use
@@ -191,6 +197,8 @@ def consume(
     tile_bars = (full, empty, t_full, t_empty, band_full, band_empty)
     q = q_smem.index(CID).reshape([ROWS, D])
     do = do_smem.index(CID).reshape([ROWS, D])
+    if TURNS and CID == 0:
+        pass_turn(0)
     step = 0
     base = 0  # the block's first chunk
     made = 0
@@ -225,7 +233,7 @@ def consume(
             is_masked = is_touched(first + t, n0, inner0, inner1, clear0, clear1, KEYS, PADDED, DOCS)
             dq, ds, band, before, after = take_step(
                 q, do, dq, ds, band, before, after, lse, delta, step, old, t, chunk, made, scale, m0, n0, is_masked, of_row, limits, bias, dist, lo, hi,
-                smem, tile_bars, S_L, A_L, CID, STAGES, RING, BIAS, WINDOW, PADDED, DOCS,
+                smem, tile_bars, S_L, A_L, CID, STAGES, RING, TURNS, BIAS, WINDOW, PADDED, DOCS,
             )  # fmt: skip
             old = step % STAGES
             dist += KEYS
@@ -255,13 +263,15 @@ def consume(
         o_smem.index(CID).reshape([ROWS, D]).store((dq * (scale * 0.6931471805599453)).to(DTYPE))
         fence_async_shared()
         tma.async_copy_shared_to_global(dq_desc, [b, h, m0, 0], o_smem.index(CID))
+    if TURNS and CID == 0:
+        wait_turn(0)
     tma.store_wait(0)
 
 
 # ---- adder ------------------------------------------------------------------------------------------------------------
 @gluon.jit
 def add_chunk(
-    use, bars, made, at, FIRST: gl.constexpr, SECOND: gl.constexpr, BIAS: gl.constexpr
+    use, bars, made, at, FIRST: gl.constexpr, SECOND: gl.constexpr, BIAS: gl.constexpr, ADD: gl.constexpr
 ):  # fmt: skip
     """Adds the bands of a chunk, from the first consumer, the second or both, to the sums. made: bands that each gave before this block's
     chunk; the first consumer's begin one chunk later."""
@@ -295,7 +305,8 @@ def add_chunk(
     if SECOND:
         mbarrier.arrive(band_empty.index(slot1))
     # no other program adds to these sums, and a thread adds to the same ones in every block: their order is fixed
-    add_tile(sums_ptr + at.to(gl.int64) * (KEYS * D), acc)
+    if ADD:
+        add_tile(sums_ptr + at.to(gl.int64) * (KEYS * D), acc)
     if BIAS:
         row = gl.expand_dims(gl.arange(0, KEYS, gl.SliceLayout(1, B_L)), 1)
         column = gl.expand_dims(gl.arange(0, 8, gl.SliceLayout(0, B_L)), 0)
@@ -303,7 +314,7 @@ def add_chunk(
 
 
 @gluon.jit
-def add_table(use, bars, tiles_ptr, sizes, BIAS: gl.constexpr):
+def add_table(use, bars, tiles_ptr, sizes, BIAS: gl.constexpr, ADD: gl.constexpr):
     sums_ptr, bias_sums_ptr, q_smem, band_smem, ones_smem = use
     q_full, q_empty, band_full, band_empty = bars
     q_length, k_length, heads, group, batch, section, programs, tiles_row, bias_row, chunks, lo, hi = sizes
@@ -317,10 +328,10 @@ def add_table(use, bars, tiles_ptr, sizes, BIAS: gl.constexpr):
         at = gl.program_id(0) * chunks + (first + PAIR * (count - 1 - block))
         for c in gl.static_range(PAIR):
             mbarrier.wait(q_full.index(c), turn & 1)
-        add_chunk(use, band_bars, made, at, False, True, BIAS)
+        add_chunk(use, band_bars, made, at, False, True, BIAS, ADD)
         for t in range(1, n + 1):
-            add_chunk(use, band_bars, made + t, at + t, True, True, BIAS)
-        add_chunk(use, band_bars, made + n + 1, at + n + 1, True, False, BIAS)
+            add_chunk(use, band_bars, made + t, at + t, True, True, BIAS, ADD)
+        add_chunk(use, band_bars, made + n + 1, at + n + 1, True, False, BIAS, ADD)
         made += n + 1
         for c in gl.static_range(PAIR):
             mbarrier.arrive(q_empty.index(c))
@@ -342,8 +353,8 @@ def backward_rolling(
     scale,  # base 2
     q_length, k_length, heads, group, batch, section, programs, left, right, tiles_row, bias_row, chunks, bits_row, doc_q_row, doc_k_row,
     doc_keys_row, lo, hi,
-    STAGES: gl.constexpr, RING: gl.constexpr, BIAS: gl.constexpr, WINDOW: gl.constexpr, PADDED: gl.constexpr, DOCS: gl.constexpr,
-    CONSUMER_REGISTERS: gl.constexpr, ADDER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
+    STAGES: gl.constexpr, RING: gl.constexpr, TURNS: gl.constexpr, BIAS: gl.constexpr, WINDOW: gl.constexpr, PADDED: gl.constexpr, DOCS: gl.constexpr,
+    ADD: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr, ADDER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """dq, and each program's sums for the table (without the scale) and the bias; chunk c begins with distance 64 (c - 2 blocks) + offset."""
     DTYPE: gl.constexpr = q_desc.dtype
@@ -392,8 +403,8 @@ def backward_rolling(
     add = (sums_ptr, bias_sums_ptr, q_smem, band_smem, ones_smem)
     # Constants are written in the calls: in a tuple with a name they would become tensors.
     gl.warp_specialize([
-        (consume, (use, smem, masks, bars, sizes, limits, scale, 0, STAGES, RING, BIAS, WINDOW, PADDED, DOCS)),
-        (consume, (use, smem, masks, bars, sizes, limits, scale, 1, STAGES, RING, BIAS, WINDOW, PADDED, DOCS)),
-        (add_table, (add, (q_full, q_empty, band_full, band_empty), tiles_ptr, sizes, BIAS)),
+        (consume, (use, smem, masks, bars, sizes, limits, scale, 0, STAGES, RING, TURNS, BIAS, WINDOW, PADDED, DOCS)),
+        (consume, (use, smem, masks, bars, sizes, limits, scale, 1, STAGES, RING, TURNS, BIAS, WINDOW, PADDED, DOCS)),
+        (add_table, (add, (q_full, q_empty, band_full, band_empty), tiles_ptr, sizes, BIAS, ADD)),
         (produce, (load, (q_full, q_empty, full, empty, t_full, t_empty), sizes, STAGES, RING)),
     ], [4, 4, 1], [CONSUMER_REGISTERS, ADDER_REGISTERS, PRODUCER_REGISTERS])  # fmt: skip

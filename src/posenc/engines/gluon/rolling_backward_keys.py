@@ -30,7 +30,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from .backward_tiles import HALF, count_turns, find_keys
 from .backward_tiles import KEYS as BOTH
-from .kernel import ROWS, along_rows, hide, load_tiles, masks_of_row
+from .kernel import ROWS, along_rows, hide, load_tiles, masks_of_row, pass_turn, wait_turn
 from .rolling import KEYS, add_bias, multiply
 from .rolling_backward import PAIR, load_row
 from .skew import skew
@@ -100,7 +100,7 @@ def begin_scores(before, after, bias, dist, lo, hi, DTYPE: gl.constexpr, S_L: gl
 @gluon.jit
 def take_query_step(
     k, v, dk, dv, begin, lse, delta, step, old, chunk, bh, scale, m0, n0, is_masked, masks, limits, bias, dist, lo, hi, stats, smem, bars,
-    S_L: gl.constexpr, CID: gl.constexpr, STAGES: gl.constexpr, RING: gl.constexpr, BIAS: gl.constexpr, WINDOW: gl.constexpr,
+    S_L: gl.constexpr, CID: gl.constexpr, STAGES: gl.constexpr, RING: gl.constexpr, TURNS: gl.constexpr, BIAS: gl.constexpr, WINDOW: gl.constexpr,
     PADDED: gl.constexpr, DOCS: gl.constexpr,
 ):  # fmt: skip
     """p and ds of a tile of queries, dk and dv with those of the tile before, in slot `old`, and what the next tile's scores begin with.
@@ -112,6 +112,8 @@ def take_query_step(
     D: gl.constexpr = q_smem.shape[4]
     at = step % STAGES
     zero = gl.zeros([ROWS, HALF], gl.float32, S_L)
+    if TURNS:
+        wait_turn(CID)
     s = warpgroup_mma(q_smem.index(at).reshape([ROWS, D]), k.permute((1, 0)), begin.to(gl.float32), is_async=True)
     dp = warpgroup_mma(do_smem.index(at).reshape([ROWS, D]), v.permute((1, 0)), zero, use_acc=False, is_async=True)
     # before the first tile p and ds are zeros, and any queries will do
@@ -119,6 +121,8 @@ def take_query_step(
     ds_old = ds_smem.index(CID).permute((1, 0))
     dv = warpgroup_mma(p_old, do_smem.index(old).reshape([ROWS, D]), dv, is_async=True)
     dk = warpgroup_mma(ds_old, q_smem.index(old).reshape([ROWS, D]), dk, is_async=True)
+    if TURNS:
+        pass_turn((CID + 1) % PAIR)
     lse_next = load_row(lse_ptr, bh, m0 + ROWS, q_length, float("inf"), S_L)
     delta_next = load_row(delta_ptr, bh, m0 + ROWS, q_length, 0.0, S_L)
     s = warpgroup_mma_wait(3, deps=(s,))
@@ -143,7 +147,7 @@ def take_query_step(
 
 @gluon.jit
 def consume_queries(
-    use, smem, mask_rows, bars, sizes, work, limits, scale, CID: gl.constexpr, STAGES: gl.constexpr, RING: gl.constexpr, BIAS: gl.constexpr,
+    use, smem, mask_rows, bars, sizes, work, limits, scale, CID: gl.constexpr, STAGES: gl.constexpr, RING: gl.constexpr, TURNS: gl.constexpr, BIAS: gl.constexpr,
     WINDOW: gl.constexpr, PADDED: gl.constexpr, DOCS: gl.constexpr,
 ):  # fmt: skip
     dk_desc, dv_desc, bias_ptr, lse_ptr, delta_ptr, k_smem, v_smem, o_smem = use
@@ -159,6 +163,8 @@ def consume_queries(
     blocks = (k_length + BOTH - 1) // BOTH
     tile_bars = (full, empty, t_full, t_empty)
     stats = (lse_ptr, delta_ptr)
+    if TURNS and CID == 0:
+        pass_turn(0)
     step = 0
     base = 0  # the first chunk of a block and head
     for turn in range(count_turns(order_ptr, order_row)):
@@ -197,7 +203,7 @@ def consume_queries(
                 is_masked = (tile < clear0) | (tile >= clear1)
                 dk, dv, begin, lse, delta = take_query_step(
                     k, v, dk, dv, begin, lse, delta, step, old, chunk + 1, bh, scale, tile * ROWS, n0, is_masked, masks, limits, bias, dist, lo, hi,
-                    stats, smem, tile_bars, S_L, CID, STAGES, RING, BIAS, WINDOW, PADDED, DOCS,
+                    stats, smem, tile_bars, S_L, CID, STAGES, RING, TURNS, BIAS, WINDOW, PADDED, DOCS,
                 )  # fmt: skip
                 old = step % STAGES
                 dist -= KEYS
@@ -228,6 +234,8 @@ def consume_queries(
         place = [b, bh_kv % kv_heads, n0, 0]
         tma.async_copy_shared_to_global(dk_desc, place, o_smem.index(2 * CID))
         tma.async_copy_shared_to_global(dv_desc, place, o_smem.index(2 * CID + 1))
+    if TURNS and CID == 0:
+        wait_turn(0)
     tma.store_wait(0)
 
 
@@ -245,7 +253,7 @@ def backward_rolling_keys(
     bias_ptr, bits_ptr, doc_q_ptr, doc_k_ptr, doc_keys_ptr,  # as in rolling.forward_rolling
     scale,  # base 2
     q_length, k_length, heads, group, left, right, tiles_row, order_row, bias_row, bits_row, doc_q_row, doc_k_row, doc_keys_row, lo, hi,
-    STAGES: gl.constexpr, RING: gl.constexpr, BIAS: gl.constexpr, WINDOW: gl.constexpr, PADDED: gl.constexpr, DOCS: gl.constexpr,
+    STAGES: gl.constexpr, RING: gl.constexpr, TURNS: gl.constexpr, BIAS: gl.constexpr, WINDOW: gl.constexpr, PADDED: gl.constexpr, DOCS: gl.constexpr,
     CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     DTYPE: gl.constexpr = q_desc.dtype
@@ -284,7 +292,7 @@ def backward_rolling_keys(
     work = (tiles_ptr, tiles_row, order_ptr, order_row)
     limits = (q_length, k_length, left, right)
     gl.warp_specialize([
-        (consume_queries, (use, smem, masks, bars, sizes, work, limits, scale, 0, STAGES, RING, BIAS, WINDOW, PADDED, DOCS)),
-        (consume_queries, (use, smem, masks, bars, sizes, work, limits, scale, 1, STAGES, RING, BIAS, WINDOW, PADDED, DOCS)),
+        (consume_queries, (use, smem, masks, bars, sizes, work, limits, scale, 0, STAGES, RING, TURNS, BIAS, WINDOW, PADDED, DOCS)),
+        (consume_queries, (use, smem, masks, bars, sizes, work, limits, scale, 1, STAGES, RING, TURNS, BIAS, WINDOW, PADDED, DOCS)),
         (produce_queries, (load, bars, sizes, work, STAGES, RING)),
     ], [4, 1], [CONSUMER_REGISTERS, PRODUCER_REGISTERS])  # fmt: skip

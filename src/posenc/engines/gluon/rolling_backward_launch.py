@@ -27,9 +27,12 @@ class RollingSchedule(NamedTuple):
     stages: int = 4  # tiles of keys and values
     ring: int = 7  # chunks of the table
     registers: tuple[int, int, int] = (208, 72, 24)  # of a consumer, the adder and the producer
+    turns: bool = False  # whether consumers take turns on the tensor cores
+    add: int = 1  # 0: without the table's sums in memory, to find out what they cost
     key_stages: int = 4  # the same for dk and dv: tiles of queries
     key_ring: int = 6
     key_registers: tuple[int, int] = (240, 24)
+    key_turns: bool = False
 
 
 def run_backward(
@@ -77,7 +80,7 @@ def run_backward(
         _describe(v, keys), _describe_table(table, keys), lse, delta, tiles, unused_bias, *masks, sums, lse if bias_sums is None else bias_sums,
         scale * LOG2E, q_length, k_length, heads, group, batch, batch if num.right == 0 else 1, programs, *limits,
         0 if batch_rows == 1 else count * NUMBERS.value, bias_row, chunks, *mask_rows, num.rows_lo, num.rows_hi,
-        STAGES=s.stages, RING=s.ring, **flags, CONSUMER_REGISTERS=s.registers[0], ADDER_REGISTERS=s.registers[1],
+        STAGES=s.stages, RING=s.ring, TURNS=s.turns, ADD=s.add, **flags, CONSUMER_REGISTERS=s.registers[0], ADDER_REGISTERS=s.registers[1],
         PRODUCER_REGISTERS=s.registers[2], num_warps=4,
     )  # fmt: skip
     d_table = lse.new_zeros(table.shape)
@@ -93,6 +96,6 @@ def run_backward(
         _describe(q, ROWS.value), _describe(do, ROWS.value), _describe_table(table, keys), lse, delta, key_tiles,
         constant(order, q.device, torch.int32), unused_bias, *masks, scale * LOG2E, q_length, k_length, heads, group, *limits,
         0 if batch_rows == 1 else blocks * NUMBERS.value, order_row, bias_row, *mask_rows, num.rows_lo, num.rows_hi,
-        STAGES=s.key_stages, RING=s.key_ring, **flags, CONSUMER_REGISTERS=s.key_registers[0], PRODUCER_REGISTERS=s.key_registers[1], num_warps=4,
+        STAGES=s.key_stages, RING=s.key_ring, TURNS=s.key_turns, **flags, CONSUMER_REGISTERS=s.key_registers[0], PRODUCER_REGISTERS=s.key_registers[1], num_warps=4,
     )  # fmt: skip
     return d_table, d_bias
