@@ -159,11 +159,11 @@ def test_a_repeated_decoding_step_launches_what_the_first_one_did(monkeypatch, n
         lowered = lower_plan(q, k, k, plan, Mask(True))
         assert decode_launch.applies(lowered.facts) and decode_step.Step.supports(lowered)
         step = decode_step.Step(q, k, lowered)
-        assert step.run(q, k, k, plan) is None and not made, "nothing is compiled yet"
+        assert step.run(q, k, k, plan, 1 - keys) is None and not made, "nothing is compiled yet"
         decode_launch.run(q, k, k, lowered)
         first, made[:] = list(made), []
-        assert step.run(q, k, k, plan) is not None
-        assert step.run(q[..., 1:17].expand(1, 4, 1, 16), k, k, plan) is None, "another alignment, another variant"
+        assert step.run(q, k, k, plan, 1 - keys) is not None
+        assert step.run(q[..., 1:17].expand(1, 4, 1, 16), k, k, plan, 1 - keys) is None, "another alignment, another variant"
     assert len(first) == len(made) == (1 if keys == 16 else 2)
     fresh = (
         {9 + 12, 9 + 17, 9 + 24},

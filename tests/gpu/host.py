@@ -357,7 +357,7 @@ def launches() -> None:
                 known = known_calls.find(described[0])
                 parts["find"] = microseconds(lambda: known_calls.find(described[0]))  # noqa: B023
                 if known is not None and known.step is not None:
-                    parts["Step.run"] = microseconds(lambda: known.step.run(q, k, v, terms))  # noqa: B023
+                    parts["Step.run"] = microseconds(lambda: known.step.run(q, k, v, terms, -1023))  # noqa: B023
                     for shared, (found, merge) in known.step.launches.items():
                         print(f"  {name}: shared {shared}, {found[0]!r}, {merge and merge[0]!r}")
             print(name, ", ".join(f"{what} {time:.1f}" for what, time in parts.items()), flush=True)
