@@ -208,6 +208,50 @@ def with_cache(name):
     assert error <= 0.02, f"{name}: a layer with a cache differs by {error}"
 
 
+def changed_tables(name):
+    """A layer's recorded tokens and texts read its tables: written in place, by an optimiser, through .data, and replaced."""
+    layer = posenc.Attention(256, 4, encoding=name, causal=True).to("cuda", torch.bfloat16).eval()
+    x = torch.randn(2, 120, 256, device="cuda", dtype=torch.bfloat16)
+    cache = posenc.KVCache()
+    owner, key = next(
+        (module, key) for module in layer.encoding.modules() for key, one in module._parameters.items() if one is not None
+    )
+
+    def double():
+        getattr(owner, key).mul_(2.0)
+
+    def step():
+        with torch.enable_grad():
+            optimiser = torch.optim.AdamW([getattr(owner, key)], lr=0.5)
+            layer(x[:, :32]).float().square().mean().backward()
+            optimiser.step()
+            layer.zero_grad()
+
+    def write_data():
+        getattr(owner, key).data.add_(0.5)
+
+    def replace():
+        setattr(owner, key, torch.nn.Parameter(getattr(owner, key).detach() * -1.5))
+
+    def load():
+        layer.load_state_dict({name: one * 1.25 for name, one in layer.state_dict().items()})
+
+    with torch.no_grad():
+        layer(x[:, :40], cache=cache)
+        at = 40
+        for change in (lambda: None, double, step, write_data, replace, load):
+            change()
+            for _ in range(5):  # the second call is recorded, the third replayed
+                whole = layer(x[:, : at + 1])
+                if change is load:  # keys are projected anew
+                    cache = posenc.KVCache()
+                    layer(x[:, :at], cache=cache)
+                token = layer(x[:, at : at + 1], cache=cache)
+                error = (token - whole[:, -1:]).abs().max() / whole.abs().max()
+                assert error <= 0.03, f"{name}: {change.__name__}, a token differs by {error}"
+                at += 1
+
+
 def projections(name):
     """Tables that linear layers project (core/projection.py): not further from float64 than PyTorch's own products."""
     from posenc.core import projection
@@ -257,7 +301,8 @@ def check(part: str = "1/1", names: str = "") -> None:
     failed = 0
     decoded = ("none", "rope", "alibi", "t5", "clipped", "shaw", "transformer_xl")
     cases = [(repeated_calls, name) for name in PER_HEAD] + [(other_uses, name) for name in PER_HEAD]
-    cases += [(decoding, name) for name in decoded] + [(with_cache, name) for name in decoded]
+    cases += [(decoding, name) for name in decoded] + [(with_cache, name) for name in (*decoded, "relative_logits")]
+    cases += [(changed_tables, name) for name in ("t5", "clipped", "shaw", "transformer_xl", "relative_logits", "deberta")]
     cases += [(in_threads, PER_HEAD), (projections, "bfloat16"), (windows, "a grid")]
     cases = [case for case in cases if not names or case[0].__name__ in names.split(",")]
     number, count = map(int, part.split("/"))
