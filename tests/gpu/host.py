@@ -214,7 +214,10 @@ def changed_tables(name):
     x = torch.randn(2, 120, 256, device="cuda", dtype=torch.bfloat16)
     cache = posenc.KVCache()
     owner, key = next(
-        (module, key) for module in layer.encoding.modules() for key, one in module._parameters.items() if one is not None
+        (module, key)
+        for module in layer.encoding.modules()
+        for key, one in module._parameters.items()
+        if one is not None
     )
 
     def double():
@@ -272,7 +275,7 @@ def projections(name):
         def plain(rows, own):
             return [linear(rows[4:-3]).unflatten(1, (8, -1)).transpose(0, 1) for linear in own]
 
-        assert projection._is_served(table, [linear.bfloat16() for linear in linears])
+        assert projection._find_weights(table, [linear.bfloat16() for linear in linears])
         for _ in range(3):
             ours = results(lambda rows, own: projection.project_heads(rows, own, 8, slice(4, -3)), torch.bfloat16)
         theirs, truth = results(plain, torch.bfloat16), results(plain, torch.float64)
@@ -302,7 +305,9 @@ def check(part: str = "1/1", names: str = "") -> None:
     decoded = ("none", "rope", "alibi", "t5", "clipped", "shaw", "transformer_xl")
     cases = [(repeated_calls, name) for name in PER_HEAD] + [(other_uses, name) for name in PER_HEAD]
     cases += [(decoding, name) for name in decoded] + [(with_cache, name) for name in (*decoded, "relative_logits")]
-    cases += [(changed_tables, name) for name in ("t5", "clipped", "shaw", "transformer_xl", "relative_logits", "deberta")]
+    cases += [
+        (changed_tables, name) for name in ("t5", "clipped", "shaw", "transformer_xl", "relative_logits", "deberta")
+    ]
     cases += [(in_threads, PER_HEAD), (projections, "bfloat16"), (windows, "a grid")]
     cases = [case for case in cases if not names or case[0].__name__ in names.split(",")]
     number, count = map(int, part.split("/"))

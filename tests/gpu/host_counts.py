@@ -21,7 +21,7 @@ from posenc.engines import gluon
 from posenc.engines import triton as engine
 from posenc.engines.triton import decode_step, launcher, replay
 from tests.gpu.elsewhere import use_tiles_of
-from tests.nn.test_work import Count, count_calls
+from tests.nn.test_work import count_calls
 
 launched: list[str] = []
 
