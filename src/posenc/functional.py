@@ -20,10 +20,10 @@ from .core.rotation import apply_rotary as _apply_rotary
 from .engines import known_calls, plain_call, reference
 from .engines.choose import ENGINES, Choice, choose_engine, is_standard
 from .engines.cpu.repeated_call import Text, Token
-from .engines.known_layer import KnownText, Refused
+from .engines.known_layer import KnownText, KnownToken, Refused
 from .engines.lowering import LoweredPlan, lower_plan
 
-RepeatedCall = Token | Text | KnownText | Refused
+RepeatedCall = Token | Text | KnownText | KnownToken | Refused
 __all__ = ["apply_rotary", "attend", "explain", "merge", "scores"]
 
 

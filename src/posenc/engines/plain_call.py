@@ -85,6 +85,8 @@ def run(q: Tensor, k: Tensor, v: Tensor, plan: Plan | None, causal: bool) -> Ten
 def _run_on_gpu(q: Tensor, k: Tensor, v: Tensor, plan: Plan | None, causal: bool) -> Tensor | None:
     """PyTorch's attention for a plan without terms, and for a table over the positions of an earlier call; the triton engine has the
     others."""
+    if plan is not None and (plan.slopes is not None or (plan.lookups and plan.positions.offset is not None)):
+        return None  # first: these calls are many, and each of the checks below takes its time
     q_shape, k_shape, dtype, device = q.shape, k.shape, q.dtype, q.get_device()
     if len(q_shape) != 4 or len(k_shape) != 4 or k_shape != v.shape or k.dtype is not dtype or v.dtype is not dtype:
         return None
@@ -98,13 +100,13 @@ def _run_on_gpu(q: Tensor, k: Tensor, v: Tensor, plan: Plan | None, causal: bool
         return None
     scale: float | None = None
     if plan is not None:
-        if plan.lookups and plan.positions.offset is None and not causal and heads == kv_heads:
-            bias = dense_bias.find_bias(q, k, plan)
+        if plan.lookups:
+            bias = dense_bias.find_bias(q, k, plan) if heads == kv_heads and not causal else None
             if bias is None:
                 return None
             scale = None if plan.scale is None else float(plan.scale)
             return scaled_dot_product_attention(q, k, v, bias.expand(batch, -1, -1, -1), scale=scale)
-        if plan.lookups or plan.slopes is not None or not _is_simple(plan, q_length, k_length, causal):
+        if not _is_simple(plan, q_length, k_length, causal):
             return None
         scale = None if plan.scale is None else float(plan.scale)
         if plan.shift is not None or plan.rotate is not None:
