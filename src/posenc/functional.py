@@ -110,9 +110,7 @@ def attend(q, k, v, plan=None, *, dropout=0.0, engine="auto", return_lse=False, 
     return (out, lse) if return_lse else out
 
 
-def attend_plain(
-    q: Tensor, k: Tensor, v: Tensor, plan: Plan | None, causal: bool, masks: MaskOptions
-) -> Tensor | None:
+def attend_plain(q: Tensor, k: Tensor, v: Tensor, plan: Plan | None, causal: bool, masks: MaskOptions) -> Tensor | None:
     """`attend` for the most common calls of a layer, in eager code and without its checks; None: call `attend`. masks: other ones than
     causality."""
     if not is_standard():

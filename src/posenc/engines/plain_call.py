@@ -55,7 +55,7 @@ def run(
     if dtype not in DTYPES or torch.is_autocast_enabled("cpu"):
         return None
     has_terms, offset = False, None
-    mask = scale = hidden = is_empty = None
+    mask = scale = visible = added = None
     if plan is not None:
         if not _is_simple(plan, q_length, k_length, causal):
             return None
@@ -72,25 +72,31 @@ def run(
         if not made.plain:
             if not _may_join(made, batch, heads, q_length, k_length, plan if has_terms else None):
                 return None
-            hidden, is_empty = dense.join_masks(made, q_length, k_length, torch.promote_types(dtype, torch.float32))
-            limits = None, None
+            visible, added = made.allowed_by_token(), made.added()
+            if torch.is_grad_enabled() and _hides_all(visible, added, limits, q_length, k_length):
+                return None  # with gradients, which would be NaN in older releases of PyTorch, the general path
         elif limits[0] is not None and q_length + limits[0] < k_length:  # keys before these are visible to no query
             first = k_length - q_length - limits[0]
             k, v, k_length, offset = k[:, :, first:], v[:, :, first:], k_length - first, (offset or 0) + first
     if q_length == 1:
         limits = None, None
-    is_square = q_length == k_length
+    hides = visible is not None or added is not None
     if plan is not None and has_terms:
         assert offset is not None
-        mask = _mask(q, plan, offset, limits, heads == kv_heads, k_length, hidden)
+        mask = _mask(q, plan, offset, limits, heads == kv_heads, k_length, visible, added)
         if mask is None:
             return None
-    elif hidden is not None:
-        mask = hidden
-    elif limits != (None, None) and not (is_square and limits == (None, 0)):
-        mask = _limits(heads, q_length, k_length, limits, torch.promote_types(dtype, torch.float32))
-        if mask is None:
-            return None
+    elif hides or (limits != (None, None) and not (limits == (None, 0) and q_length == k_length)):
+        precision = torch.float64 if dtype == torch.float64 else torch.float32
+        limited = None
+        if limits != (None, None):
+            limited = _limits(0 if hides else heads, q_length, k_length, limits, precision, added is None)
+            if limited is None:
+                return None
+        if added is not None:
+            mask = dense_terms.hide(limited, visible, added, precision)
+        else:
+            mask = visible if limited is None else limited if visible is None else limited & visible
     if hides_nan(q, k_length):
         return None
     if isinstance(mask, tuple):
@@ -102,31 +108,45 @@ def run(
         out = fused_attention(
             q, k, v, mask, 0.0, causal and mask is None and q_length > 1, None if scale is None else float(scale)
         )
-    if is_empty is not None:
-        out = out.masked_fill(is_empty, 0.0)
-    if (hidden is not None or (mask is not None and limits != (None, None))) and holds_nan(out):
+    if (hides or (mask is not None and limits != (None, None))) and holds_nan(out):
         return None  # a masked key or value may hold NaN
     return out
 
 
 def _may_join(mask: Mask, batch: int, heads: int, q_length: int, k_length: int, plan: Plan | None) -> bool:
     """Whether the masks, with the terms of the plan, are one mask (`cpu_form`)."""
-    if mask.extra is not None and mask.extra.requires_grad:
+    if mask.extra is not None and (mask.extra.requires_grad or mask.extra.shape[3] != k_length):
         return False
     return (plan is None or q_length <= k_length) and rules_cpu.fits(
         batch, heads, q_length, k_length, terms=plan is not None,
-        content=plan is not None and any([lookup.dot_query is not None for lookup in plan.lookups]),
+        content=plan is not None and any(lookup.dot_query is not None for lookup in plan.lookups),
         padding=mask.key_mask is not None, masked=mask.documents is not None or mask.extra is not None,
         limited=mask.limits != (None, None),
     )  # fmt: skip
 
 
-def _limits(heads: int, q_length: int, k_length: int, limits: Window, precision: torch.dtype) -> Tensor | None:
-    """Causality and window as a mask, [1, 1, Lq, Lk], where it is small and no query is fully masked."""
+def _hides_all(visible: Tensor | None, added: Tensor | None, limits: Window, q_length: int, k_length: int) -> bool:
+    """Whether the masks leave a query no key."""
+    if added is not None:
+        visible = added != float("-inf") if visible is None else visible & (added != float("-inf"))
+    assert visible is not None
+    if limits != (None, None):
+        visible = visible & dense_terms.visible_of(*limits, q_length, k_length)
+    return not visible.any(-1).all().item()
+
+
+def _limits(
+    heads: int, q_length: int, k_length: int, limits: Window, precision: torch.dtype, as_bool: bool
+) -> Tensor | None:
+    """Causality and window as a mask, [1, 1, Lq, Lk], where it is small and no query is fully masked. heads: for which tiles would do
+    without it; 0: they would not."""
     width = _kept_width(q_length, k_length)
     if q_length > k_length or heads * q_length * width > rules_cpu.CONSTANT_PAIRS:
         return None
-    mask = dense_terms.limits_of(*limits, q_length, width, precision)
+    if as_bool:
+        mask = dense_terms.visible_of(*limits, q_length, width)
+    else:
+        mask = dense_terms.limits_of(*limits, q_length, width, precision)
     return mask if width == k_length else mask.narrow(3, width - k_length, k_length)
 
 
@@ -201,10 +221,11 @@ def _is_simple(plan: Plan, q_length: int, k_length: int, causal: bool) -> bool:
 
 
 def _mask(
-    q: Tensor, plan: Plan, offset: int, limits: Window, own_keys: bool, k_length: int, hidden: Tensor | None
-) -> Tensor | tuple | None:
-    """All terms, causality and window as one mask, where they fit, plus hidden. With a gradient: the function of `dense` that attends with
-    them, and what it takes between q, k, v and the scale."""
+    q: Tensor, plan: Plan, offset: int, limits: Window, own_keys: bool, k_length: int, visible: Tensor | None,
+    added: Tensor | None,
+) -> Tensor | tuple | None:  # fmt: skip
+    """All terms and masks as one mask, where they fit. With a gradient: the function of `dense` that attends with them, and what it takes
+    between q, k, v and the scale."""
     batch, heads, q_length, size = q.shape
     if limits != (None, None) and q_length > k_length:
         return None  # the first queries are fully masked
@@ -238,7 +259,8 @@ def _mask(
     if content is not None and not own_keys:
         return None
     width = _kept_width(q_length, k_length) if is_last and not trains else k_length
-    if hidden is None:  # else `_may_join` has asked already
+    hides = visible is not None or added is not None
+    if not hides:  # else `_may_join` has asked already
         most, count = (rules_cpu.CONSTANT_PAIRS, 1) if content is None else (rules_cpu.VARIED_PAIRS, batch)
         if count * heads * q_length * width > most:
             return None
@@ -254,16 +276,17 @@ def _mask(
                 if holds_nan(table):
                     return None
             if trains and content is None:
+                hidden = dense_terms.hide(None, visible, added, precision) if hides else None
                 return dense.attend_with_bias, facts[0], facts[1], facts[2:], hidden
             mask = dense_terms.make_bias(*facts) if trains else dense.keep_bias(*facts)
         if width != k_length:
             mask = mask.narrow(3, width - k_length, k_length)
     elif limits != (None, None):
-        mask = _limits(heads, q_length, k_length, limits, precision)
+        mask = _limits(0, q_length, k_length, limits, precision, False)
         if mask is None:
             return None
-    if mask is not None or not tables:
-        mask = add(mask, hidden)
+    if hides and (mask is not None or not tables):
+        mask = dense_terms.hide(mask, visible, added, precision)
     if content is None or (mask is None and tables):
         return mask
     scale = size**-0.5 if plan.scale is None else plan.scale

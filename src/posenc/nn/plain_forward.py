@@ -40,7 +40,7 @@ def forward(layer: Attention, x: Tensor, slot: LayerCache | None, masks: MaskOpt
     marks = {"key_mask": masks["key_mask"].expand(batch, -1)} if slot is not None and "key_mask" in masks else {}
     if encoding.embeds:
         if encoding.absolute and ("key_mask" in masks or "documents" in masks):
-            counted = count_tokens(masks.get("documents"), masks.get("key_mask"), batch)
+            counted = count_tokens(masks.get("documents"), masks.get("key_mask"), batch)  # type: ignore[arg-type]
             x = encoding.embed(x, Positions(counted[:, counted.shape[1] - queries :]))
         else:
             x = encoding.embed_run(x, past)

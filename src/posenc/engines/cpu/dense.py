@@ -7,7 +7,6 @@ tables' values are equal: no way of changing a parameter makes it stale. Kept ma
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -21,7 +20,7 @@ from ...core.torch_modes import direct_apply
 from .. import rules_cpu
 from ..lowering import Facts, LoweredPlan, add
 from . import dense_terms
-from .dense_terms import bias_gradients, by_pair, first_derivatives_only, limits_of, make_bias, multiply, reached
+from .dense_terms import bias_gradients, by_pair, first_derivatives_only, hide, limits_of, make_bias, multiply, reached
 from .head_block import NEG_INF
 
 ALL = slice(None)
@@ -54,34 +53,20 @@ def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan, scale: float) -> 
     return out
 
 
-def join_masks(
-    mask: Mask, q_length: int, k_length: int, precision: torch.dtype
-) -> tuple[Tensor | None, Tensor | None]:
+def join_masks(mask: Mask, q_length: int, k_length: int, precision: torch.dtype) -> tuple[Tensor, Tensor | None]:
     """All masks as one, [B or 1, H or 1, Lq or 1, Lk]: what is added where a key is visible (0 but for a float mask), else -inf. And
     which queries are fully masked, [.., Lq or 1, 1]; None: none. Theirs is a row of zeros, since softmax would make NaN of -inf: their
     outputs are to be set to zero, which makes their gradients zero too."""
-    joined, visible = mask.added(), mask.allowed_by_token()
     left, right = mask.limits
-    if joined is not None and joined.dtype != precision:
-        joined = joined.to(precision)
-    if left is not None or right is not None:
-        joined = add(joined, limits_of(left, right, q_length, k_length, precision))
-    if visible is not None:
-        joined = torch.where(visible, _zero(precision) if joined is None else joined, NEG_INF)
-    if joined is None:
-        return None, None
+    is_limited = left is not None or right is not None
+    limits = limits_of(left, right, q_length, k_length, precision) if is_limited else None
+    joined = hide(limits, mask.allowed_by_token(), mask.added(), precision)
     highest = joined.detach().amax(-1, keepdim=True)
     is_empty = None
     if highest.amin().item() == NEG_INF:
         is_empty = highest == NEG_INF
         joined = joined.masked_fill(is_empty, 0.0)
     return joined if joined.shape[3] == k_length else joined.expand(-1, -1, -1, k_length).contiguous(), is_empty
-
-
-@lru_cache(maxsize=4)
-def _zero(dtype: torch.dtype) -> Tensor:
-    with torch.inference_mode(False):
-        return torch.zeros((), dtype=dtype)
 
 
 def _precision(q: Tensor) -> torch.dtype:
