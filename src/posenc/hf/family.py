@@ -128,7 +128,7 @@ class Family:
     """Class of transformers (or its Part) -> a forward pre-hook, for modules that are not parts."""
 
 
-def variants(base: type, *names: str) -> tuple[type, ...]:
+def variants(base: type, *names: str) -> tuple[Any, ...]:
     """A part for each attention layer "folder.module.Class" of transformers.models that is a copy of one design. One that this
     release does not have is left out: its models are refused, and not those of the other folders."""
     found = []
