@@ -28,7 +28,7 @@ from .. import Positions, RoPE
 from ..encodings.rope import convert as rotary
 from ..encodings.rope.configs import read
 from ..encodings.rope.scaling import LongRoPE, Proportional, Scaling
-from .layer import log_once
+from .layer import change_class, log_once
 from .swap import Model, UnsupportedModel, require_model
 from .unrotated import GPTJ, UNROTATED, CosSin
 
@@ -101,7 +101,7 @@ def extend(model: Model, scaling: Scaling | None, *, max_length: int | None = No
     layers = _unrotated([one.parent for one in changes] + tables, scaling, kinds) if kinds else []
 
     for layer in layers:
-        layer.__class__ = UNROTATED[type(layer)]
+        change_class(layer, UNROTATED[type(layer)])
     for one in changes:
         one.made.__dict__["posenc_before"] = (one.child, one.before)
         one.parent.rotary_emb = one.made
