@@ -50,7 +50,7 @@ def forward_kernel(
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
     """One block of queries of one head. by_count [B, H, Lq, n], out [B, H, Lq, DV] and lse [B, H, Lq] are contiguous float32."""
-    b, _, m0, i, inside, at, d, dv, q_tile, k_ptr, v_ptr = begin(
+    b, _h, m0, i, inside, at, d, dv, q_tile, k_ptr, v_ptr = begin(
         q, k, v, heads, group, q_length, k_length, D, DV, BLOCK_D, BLOCK_DV, M
     )
     start = k_length - q_length + m0  # the first query's slot

@@ -49,7 +49,7 @@ def forward_kernel(
     STRICT: tl.constexpr,
 ):  # fmt: skip
     """One block of queries of one head. out [B, H, Lq, DV] and left [B, H, Lq] are contiguous."""
-    b, _, m0, i, inside, at, d, dv, q_tile, k_ptr, v_ptr = begin(
+    b, _h, m0, i, inside, at, d, dv, q_tile, k_ptr, v_ptr = begin(
         q, k, v, heads, group, q_length, k_length, D, DV, BLOCK_D, BLOCK_DV, M
     )
     acc = tl.zeros([M, BLOCK_DV], tl.float32)
