@@ -88,8 +88,8 @@ def to_flex(q: Tensor, k: Tensor, v: Tensor, plan: Plan, **masks: Unpack[MaskOpt
     pair = None if plan.pair is None else pair_block(plan, q.device, slice(None), slice(None))
     for name, dense in (("pair", pair), ("mask", mask.added())):
         if dense is not None:
-            shown = captured[name] = dense.expand(*q.shape[:3], k.shape[2])
-            added.append(lambda b, h, i, j, shown=shown: shown[b, h, i, j])
+            captured[name] = dense.expand(*q.shape[:3], k.shape[2])
+            added.append(_read(captured[name]))
 
     def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         if by_query is not None:
@@ -99,6 +99,10 @@ def to_flex(q: Tensor, k: Tensor, v: Tensor, plan: Plan, **masks: Unpack[MaskOpt
         return score
 
     return Flex(q, k, v, score_mod, _mask_mod(mask, q, k, captured), scale, captured, plan.sinks)
+
+
+def _read(dense: Tensor) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+    return lambda b, h, i, j: dense[b, h, i, j]
 
 
 def _lookup(
@@ -175,8 +179,8 @@ def _mask_mod(mask: Mask, q: Tensor, k: Tensor, captured: dict[str, Tensor]) -> 
         captured["documents[0]"], captured["documents[1]"] = ours, theirs
         parts.append(lambda b, h, i, j: ours[b, i] == theirs[b, j])
     if mask.extra is not None and mask.extra.dtype == torch.bool:
-        shown = captured["mask"] = mask.extra.expand(*q.shape[:3], k.shape[2])
-        parts.append(lambda b, h, i, j: shown[b, h, i, j])
+        captured["mask"] = mask.extra.expand(*q.shape[:3], k.shape[2])
+        parts.append(_read(captured["mask"]))
     if not parts:
         return None
 
