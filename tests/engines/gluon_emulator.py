@@ -205,12 +205,10 @@ class Descriptor:
         self.block_type = types.SimpleNamespace(nbytes=rows * columns * x.element_size())
 
     def part(self, at):
-        if self.x.dim() == 2 and self.rows > 1:  # a tile of a band
-            row, column = map(number, at)
-            assert 0 <= row <= self.x.shape[0] - self.rows and column >= 0, "a tile outside a band"
-            return self.x[row : row + self.rows, column : column + self.block_shape[-1]], 0
         if self.x.dim() == 2:
-            return self.x[number(at[0])][None], 0
+            row, column = map(number, at)
+            assert row >= 0 and column >= 0, "a tile outside its tensor"
+            return self.x[row : row + self.rows, column : column + self.block_shape[-1]], 0
         *which, first, _ = map(number, at)
         length = self.x.shape[-2]
         inside = min(max(first, 0), length), max(min(first + self.rows, length), 0)

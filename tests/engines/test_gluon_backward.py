@@ -42,11 +42,10 @@ def emulate(module):
 
 def describe(x):
     """A TensorDescriptor as gluon_emulator.launch takes it."""
-    if len(x.shape) == 2 and x.strides[0] != x.shape[1]:  # rows of a band overlap
-        own, columns = x.shape
-        columns = min(columns, x.base.numel() - (own - 1) * x.strides[0])
-        return x.base.as_strided((own, columns), x.strides), *x.block_shape
-    return x.base.view(x.shape) if len(x.shape) == 2 else x.base, x.block_shape[-2]
+    if len(x.shape) == 2:  # rows of a band overlap
+        columns = min(x.shape[1], x.base.numel() - (x.shape[0] - 1) * x.strides[0])
+        return x.base.as_strided((x.shape[0], columns), x.strides), *x.block_shape
+    return x.base, x.block_shape[-2]
 
 
 def check(

@@ -59,11 +59,12 @@ from .kernel import PAD, by_eights, coordinates, load_tiles, near_tile
 # ---- producer ---------------------------------------------------------------------------------------------------------
 @gluon.jit
 def produce(
-    load, bars, sizes, work, bands, reach, STAGES: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr
+    load, bars, sizes, work, copies, reach, STAGES: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr, MASS: gl.constexpr,
+    ENDS: gl.constexpr,
 ):  # fmt: skip
-    """ROWS, COLS: and tiles of bands (bands.copy_tiles) where a near tile lies within the reach; else bands and reach are unused."""
+    """ROWS, COLS, MASS: and tiles of bands (bands.copy_tiles) of near tiles, ENDS: of all of them, else of those within the reach."""
     k_desc, v_desc, q_desc, do_desc, stats_desc, k_smem, v_smem, q_smem, do_smem, stats_smem = load
-    kv_full, kv_empty, full, empty, band_full, band_empty = bars
+    kv_full, kv_empty, full, empty = bars
     q_length, k_length, heads, group, batch, spread = sizes
     tiles_ptr, tiles_row, order_ptr, order_row = work
     BM: gl.constexpr = q_desc.block_shape[2]
@@ -99,8 +100,13 @@ def produce(
                 tma.async_copy_global_to_shared(stats_desc, [row_of_stats, 0], full.index(at), stats_smem.index(at))
                 if ROWS or COLS:
                     n0 = block * PARTS * PART
-                    if (copy == NEAR) & is_copied(tile * BM, n0, offset, reach, q_length, k_length, BM, PARTS * PART):
-                        copy_tiles(bands, (band_full, band_empty), copied, b * heads + h, tile * BM, n0, ROWS, COLS)
+                    is_wanted = copy == NEAR
+                    if not ENDS:
+                        is_wanted = is_wanted & is_copied(
+                            tile * BM, n0, offset, reach, q_length, k_length, BM, PARTS * PART
+                        )
+                    if is_wanted:
+                        copy_tiles(copies, copied, b * heads + h, tile * BM, n0, ROWS, COLS, MASS, ENDS)
                         copied += 1
                 step += 1
 
@@ -500,7 +506,7 @@ def backward(
             (consume, (use, smem, masks, bars, sizes, work, limits, spans, scale, 1, STAGES, SLOTS, LATE, TABLE, SLOPES, GRAD, SLOPES_GRAD, WINDOW, PADDED, DOCS)),
             (add_dq, ((dq_ptr, k_smem, ds_smem, dq_smem), (kv_full, kv_empty, ds_full, ds_empty), sizes, work, SLOTS, ADD)),
             (sum_distances, ((parts_ptr, band_ptr, ends_ptr), (band_full, band_empty), sizes, work, spans, CONSUMERS, GRAD)),
-            (produce, (load, (kv_full, kv_empty, full, empty, full, empty), sizes, work, sizes, sizes, STAGES, 0, 0)),
+            (produce, (load, (kv_full, kv_empty, full, empty), sizes, work, sizes, sizes, STAGES, 0, 0, 0, 0)),
         ], [4, 4, 2, 1], [CONSUMER_REGISTERS, ADDER_REGISTERS, REGISTERS, REGISTERS])  # fmt: skip
     else:
         gl.warp_specialize([
@@ -509,5 +515,5 @@ def backward(
             (consume, (use, smem, masks, bars, sizes, work, limits, spans, scale, 2, STAGES, SLOTS, LATE, TABLE, SLOPES, GRAD, SLOPES_GRAD, WINDOW, PADDED, DOCS)),
             (add_dq, ((dq_ptr, k_smem, ds_smem, dq_smem), (kv_full, kv_empty, ds_full, ds_empty), sizes, work, SLOTS, ADD)),
             (sum_distances, ((parts_ptr, band_ptr, ends_ptr), (band_full, band_empty), sizes, work, spans, CONSUMERS, GRAD)),
-            (produce, (load, (kv_full, kv_empty, full, empty, full, empty), sizes, work, sizes, sizes, STAGES, 0, 0)),
+            (produce, (load, (kv_full, kv_empty, full, empty), sizes, work, sizes, sizes, STAGES, 0, 0, 0, 0)),
         ], [4, 4, 4, 2, 1], [CONSUMER_REGISTERS, CONSUMER_REGISTERS, ADDER_REGISTERS, REGISTERS, REGISTERS])  # fmt: skip

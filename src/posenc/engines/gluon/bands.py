@@ -10,7 +10,7 @@ from its first own token to its first other one. Within the span a tile is a mat
 Beyond the span the numbers of its ends hold. Divisions by 16 tell the compiler what band_layout.py promises, so that it loads two at a time.
 
 Such a matrix is also what the copy engine (TMA) reads and writes, with rows that overlap in memory (describe_band): for tiles within the span it
-takes no register and waits for nobody.
+takes no register and waits for nobody. Beyond the span a tile that is read so has other tokens' numbers, in whose place the ends are selected.
 """
 
 from __future__ import annotations
@@ -36,6 +36,12 @@ def describe_band(band: Band, own: int, other: int) -> TensorDescriptor:
     return TensorDescriptor(band.ptr, shape, [band.pitch, 1], block, layout)
 
 
+def describe_ends(band: Band) -> TensorDescriptor:
+    """[2 heads, rows]"""
+    shape = [band.ends.numel() // band.rows, band.rows]
+    return TensorDescriptor(band.ends, shape, [band.rows, 1], [1, COPY.value], gl.NVMMASharedLayout(0, 32, 2))
+
+
 def can_copy(band: Band, other: int) -> bool:
     """Whether the copy engine's coordinates, of 32 bits, reach every pair."""
     return band.ptr.numel() + other < 1 << 31
@@ -50,36 +56,64 @@ def is_copied(m0, n0, offset, reach, q_length, k_length, BM: gl.constexpr, KEYS:
 
 
 @gluon.jit
-def copy_tiles(bands, bars, count, head, m0, n0, ROWS: gl.constexpr, COLS: gl.constexpr):
-    """The producer's part: the numbers of 64 queries and of each consumer's 64 keys."""
-    rows_desc, cols_desc, rows_smem, cols_smem, rows_size, cols_size, rows_shift, cols_shift = bands
-    band_full, band_empty = bars
+def copy_tiles(
+    copies, count, head, m0, n0, ROWS: gl.constexpr, COLS: gl.constexpr, MASS: gl.constexpr, ENDS: gl.constexpr
+):  # fmt: skip
+    """The producer's part: the numbers of 64 queries and of each consumer's 64 keys. ENDS: and those of the queries' ends."""
+    band_full, band_empty, rows, cols, mass, d_rows_desc, d_cols_desc = copies
     at = count % BANDS
     mbarrier.wait(band_empty.index(at), ((count // BANDS) & 1) ^ 1)
-    mbarrier.expect(band_full.index(at), 2 * (ROWS + COLS) * 2 * COPY * COPY)
+    full = band_full.index(at)
+    BYTES: gl.constexpr = 2 * (ROWS + COLS + MASS) * 2 * COPY * COPY + ENDS * (ROWS + MASS) * 2 * 4 * COPY
+    mbarrier.expect(full, BYTES)
+    if ROWS:
+        copy_by_query(rows, full, at, head, m0, n0, ENDS)
+    if MASS:
+        copy_by_query(mass, full, at, head, m0, n0, ENDS)
+    if COLS:
+        desc, ends_desc, smem, ends_smem, size, shift = cols
+        for i in gl.static_range(2):
+            place = [n0 + i * COPY, head * size + m0 + shift]
+            tma.async_copy_global_to_shared(desc, place, full, smem.index(2 * at + i))
+
+
+@gluon.jit
+def copy_by_query(band, full, at, head, m0, n0, ENDS: gl.constexpr):
+    desc, ends_desc, smem, ends_smem, size, shift = band
     for i in gl.static_range(2):
-        if ROWS:
-            place = [m0, head * rows_size + n0 + i * COPY + rows_shift]
-            tma.async_copy_global_to_shared(rows_desc, place, band_full.index(at), rows_smem.index(2 * at + i))
-        if COLS:
-            place = [n0 + i * COPY, head * cols_size + m0 + cols_shift]
-            tma.async_copy_global_to_shared(cols_desc, place, band_full.index(at), cols_smem.index(2 * at + i))
+        place = [m0, head * size + n0 + i * COPY + shift]
+        tma.async_copy_global_to_shared(desc, place, full, smem.index(2 * at + i))
+        if ENDS:
+            tma.async_copy_global_to_shared(ends_desc, [2 * head + i, m0], full, ends_smem.index(2 * at + i))
 
 
 @gluon.jit
 def load_copied(copies, count, CID: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr, S_L: gl.constexpr):
     """float32 [keys, queries]: the sum of both terms."""
-    band_full, band_empty, bands, d_rows_desc, d_cols_desc = copies
-    rows_desc, cols_desc, rows_smem, cols_smem, rows_size, cols_size, rows_shift, cols_shift = bands
+    band_full, band_empty, rows, cols, mass, d_rows_desc, d_cols_desc = copies
     at = count % BANDS
     mbarrier.wait(band_full.index(at), (count // BANDS) & 1)
     if ROWS:
-        x = rows_smem.index(2 * at + CID).permute((1, 0)).load(S_L).to(gl.float32)
+        x = rows[2].index(2 * at + CID).permute((1, 0)).load(S_L).to(gl.float32)
         if COLS:
-            x += cols_smem.index(2 * at + CID).load(S_L).to(gl.float32)
+            x += cols[2].index(2 * at + CID).load(S_L).to(gl.float32)
     else:
-        x = cols_smem.index(2 * at + CID).load(S_L).to(gl.float32)
+        x = cols[2].index(2 * at + CID).load(S_L).to(gl.float32)
     return x
+
+
+@gluon.jit
+def load_with_ends(band, copies, count, dist, lo, hi, CID: gl.constexpr, S_L: gl.constexpr):
+    """float32 [keys, queries]: a term of the queries, in a tile that may lie anywhere."""
+    desc, ends_desc, smem, ends_smem, size, shift = band
+    at = count % BANDS
+    mbarrier.wait(copies[0].index(at), (count // BANDS) & 1)
+    x = smem.index(2 * at + CID).permute((1, 0)).load(S_L).to(gl.float32)
+    row, eight, column = coordinates(by_eights(x))
+    first = gl.convert_layout(gl.reshape(8 * eight > row - column + (dist - lo), [x.shape[0], x.shape[1]]), S_L)
+    last = gl.convert_layout(gl.reshape(8 * eight < row - column + (dist - hi), [x.shape[0], x.shape[1]]), S_L)
+    x = gl.where(first, ends_smem.index(2 * at).load(S_L), x)
+    return gl.where(last, ends_smem.index(2 * at + 1).load(S_L), x)
 
 
 # ---- tiles that are gathered ------------------------------------------------------------------------------------------
@@ -162,6 +196,29 @@ def store_by_columns(band, outer, x, head, first, dist, length, scale, WITHIN: g
         at = gl.expand_dims(gl.arange(0, OWN // 8, gl.SliceLayout(1, beyond.type.layout)), 1) * 8
         at += gl.expand_dims(gl.arange(0, 8, gl.SliceLayout(0, beyond.type.layout)), 0)
         gl.atomic_add(outer + first + at, beyond, sem="relaxed")
+
+
+@gluon.jit
+def store_by_query(band, outer, buffer, x, head, first, dist, length, scale):
+    """store_by_columns by way of shared memory, [own, other]: 16 bytes of one token at a time. Up to 7 zeros beside the span are stored too, in
+    the room between tokens' rows."""
+    ptr, d_ptr, size, pitch, origin, lo, hi = band
+    OTHER: gl.constexpr = x.shape[0]
+    OWN: gl.constexpr = x.shape[1]
+    L: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    buffer.permute((1, 0)).store((x * scale).to(d_ptr.dtype.element_ty))
+    gl.thread_barrier()
+    low = buffer.load(L)
+    own = gl.expand_dims(gl.arange(0, OWN, gl.SliceLayout(1, L)), 1)
+    other = gl.expand_dims(gl.arange(0, OTHER, gl.SliceLayout(0, L)), 0)
+    r = other - own + dist
+    is_inside = (r >= lo) & (r <= hi)
+    eight = other // 8 * 8 - own + dist  # the first of eight distances: one mask for all of them
+    is_stored = (eight + 7 >= lo) & (eight <= hi) & (own < length - first)
+    place = (d_ptr + begin_aligned(band, head, first, dist)) + (own * (pitch // 16 * 16) + other)
+    gl.store(place, gl.where(is_inside, low, 0.0).to(d_ptr.dtype.element_ty), mask=is_stored)
+    beyond = gl.sum(gl.where(is_inside, 0.0, low.to(gl.float32)), 1) * (1.0 / scale)
+    gl.atomic_add(outer + first + gl.arange(0, OWN, beyond.type.layout), beyond, sem="relaxed")
 
 
 @gluon.jit

@@ -7,7 +7,8 @@ Content terms lie in bands in memory (triton/band_layout.py), one number for eac
     mass [i, r]    dO_i . value[r], part of dp
 
 Only near tiles read and write them; those within the span of wide bands (COPIED) by the copy engine: the producer loads them ahead, and ds
-goes back from shared memory, transposed for d_rows. In a far tile every distance lies at or beyond an end of the span, so that a term is one number for each
+goes back from shared memory, transposed for d_rows. Where queries alone have terms, over narrow spans, it loads every near tile (LOADED), and
+ds is stored by the consumers. In a far tile every distance lies at or beyond an end of the span, so that a term is one number for each
 query or key, and its gradient a sum over keys or queries:
 
     rows, mass     are part of the copies of lse and delta that are loaded (content_prepare.py)
@@ -43,7 +44,9 @@ from .bands import (
     load_by_columns,
     load_by_rows,
     load_copied,
+    load_with_ends,
     store_by_columns,
+    store_by_query,
     store_by_rows,
     store_row_ends,
 )
@@ -144,8 +147,7 @@ def store_copied(
     copies, ds, o_smem, copied, head, m0, n0, CID: gl.constexpr, D_ROWS: gl.constexpr, D_COLS: gl.constexpr
 ):
     """ds [keys, queries] into the gradients' bands, by way of the memory that dk and dv leave through."""
-    band_full, band_empty, bands, d_rows_desc, d_cols_desc = copies
-    rows_desc, cols_desc, rows_smem, cols_smem, rows_size, cols_size, rows_shift, cols_shift = bands
+    band_full, band_empty, rows, cols, mass, d_rows_desc, d_cols_desc = copies
     by_query = o_smem.index(2 * CID).reshape([COPY, COPY])
     by_key = o_smem.index(2 * CID + 1).reshape([COPY, COPY])
     if D_ROWS:
@@ -156,9 +158,9 @@ def store_copied(
     gl.thread_barrier()
     mbarrier.arrive(band_empty.index(copied % BANDS))
     if D_ROWS:
-        tma.async_copy_shared_to_global(d_rows_desc, [m0, head * rows_size + n0 + rows_shift], by_query)
+        tma.async_copy_shared_to_global(d_rows_desc, [m0, head * rows[4] + n0 + rows[5]], by_query)
     if D_COLS:
-        tma.async_copy_shared_to_global(d_cols_desc, [n0, head * cols_size + m0 + cols_shift], by_key)
+        tma.async_copy_shared_to_global(d_cols_desc, [n0, head * cols[4] + m0 + cols[5]], by_key)
 
 
 @gluon.jit
@@ -166,7 +168,7 @@ def content_step(
     k, v, dk, dv, p_a, below, above, far_keys, step, before, done, head, outer, scale, m0, n0, offset, is_masked, masks, limits, bands, smem, bars,
     copies, is_tile_copied, copied, o_smem, S_L: gl.constexpr, A_L: gl.constexpr, CID: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, IS_NEAR: gl.constexpr,
     ROWS: gl.constexpr, COLS: gl.constexpr, MASS: gl.constexpr, D_ROWS: gl.constexpr, D_COLS: gl.constexpr, WINDOW: gl.constexpr,
-    PADDED: gl.constexpr, DOCS: gl.constexpr, COPIED: gl.constexpr,
+    PADDED: gl.constexpr, DOCS: gl.constexpr, COPIED: gl.constexpr, LOADED: gl.constexpr,
 ):  # fmt: skip
     """backward.take_step with content terms. far_keys: the keys' numbers of this side; below, above: sums for the ends of d_cols, in far
     tiles below alone. copied: tiles of bands so far."""
@@ -185,7 +187,9 @@ def content_step(
     zero = gl.zeros([HALF, BM], gl.float32, S_L)
     dist = n0 - m0 + offset
     begin = zero
-    if IS_NEAR and COPIED and is_tile_copied:
+    if IS_NEAR and LOADED:
+        begin = load_with_ends(copies[2], copies, copied, dist, rows[5], rows[6], CID, S_L)
+    elif IS_NEAR and COPIED and is_tile_copied:
         begin = load_copied(copies, copied, CID, ROWS, COLS, S_L)
     else:
         if IS_NEAR and ROWS:
@@ -195,7 +199,9 @@ def content_step(
     if COLS and not IS_NEAR:
         begin += along_rows(far_keys, zero)
     begin_dp = zero
-    if IS_NEAR and MASS:
+    if IS_NEAR and LOADED and MASS:
+        begin_dp = load_with_ends(copies[4], copies, copied, dist, mass[5], mass[6], CID, S_L)
+    elif IS_NEAR and MASS:
         begin_dp = load_by_columns(mass, head, m0, dist, q_length, HALF, BM, S_L, WITHIN)
     mbarrier.wait(full.index(at), (step // STAGES) & 1)
     if (IS_NEAR and ROWS) or COLS:
@@ -222,16 +228,22 @@ def content_step(
     dp = warpgroup_mma_wait(2, deps=(dp,))
     ds = p * (dp - delta)
     ds_smem.index(slot).slice(CID * HALF, HALF, 0).store(ds.to(q_smem.dtype))
-    if COPIED:
+    if COPIED or LOADED:
         tma.store_wait(0)  # what o_smem held before is read by now
     fence_async_shared()
     gl.thread_barrier()
     mbarrier.arrive(ds_full.index(slot))
+    if IS_NEAR and LOADED:
+        mbarrier.arrive(copies[1].index(copied % BANDS))
     natural = scale * 0.6931471805599453
     if IS_NEAR and COPIED and is_tile_copied:
         store_copied(copies, (ds * natural).to(q_smem.dtype), o_smem, copied, head, m0, n0, CID, D_ROWS, D_COLS)
     else:
-        if IS_NEAR and D_ROWS:
+        if IS_NEAR and D_ROWS and (COPIED or LOADED):
+            store_by_query(
+                rows, outer, o_smem.index(2 * CID).reshape([COPY, COPY]), ds, head, m0, dist, q_length, natural
+            )
+        elif IS_NEAR and D_ROWS:
             store_by_columns(rows, outer, ds, head, m0, dist, q_length, natural, WITHIN)
         if D_COLS:
             if IS_NEAR:
@@ -247,7 +259,7 @@ def content_step(
 def consume_content(
     use, smem, mask_rows, bars, sizes, work, limits, bands, copies, reach, scale, CID: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr,
     ROWS: gl.constexpr, COLS: gl.constexpr, MASS: gl.constexpr, D_ROWS: gl.constexpr, D_COLS: gl.constexpr, WINDOW: gl.constexpr,
-    PADDED: gl.constexpr, DOCS: gl.constexpr, COPIED: gl.constexpr,
+    PADDED: gl.constexpr, DOCS: gl.constexpr, COPIED: gl.constexpr, LOADED: gl.constexpr,
 ):  # fmt: skip
     dk_desc, dv_desc, key_ends_ptr, key_ends_row, outer_ptr, k_smem, v_smem, o_smem = use
     q_smem, do_smem, stats_smem, ds_smem = smem
@@ -302,7 +314,7 @@ def consume_content(
                 dk, dv, p_a, below, _ = content_step(
                     k, v, dk, dv, p_a, below, below, far_keys, step, before, done, head, outer, scale, m0, n0, offset, False, masks, limits, bands,
                     smem, tile_bars, copies, False, copied, o_smem, S_L, A_L, CID, STAGES, SLOTS, False, ROWS, COLS, MASS, D_ROWS, D_COLS, WINDOW, PADDED,
-                    DOCS, COPIED,
+                    DOCS, COPIED, LOADED,
                 )  # fmt: skip
                 before = step % STAGES
                 step += 1
@@ -315,7 +327,7 @@ def consume_content(
                 dk, dv, p_a, above, _ = content_step(
                     k, v, dk, dv, p_a, above, above, far_keys, step, before, done, head, outer, scale, m0, n0, offset, False, masks, limits, bands,
                     smem, tile_bars, copies, False, copied, o_smem, S_L, A_L, CID, STAGES, SLOTS, False, ROWS, COLS, MASS, D_ROWS, D_COLS, WINDOW, PADDED,
-                    DOCS, COPIED,
+                    DOCS, COPIED, LOADED,
                 )  # fmt: skip
                 before = step % STAGES
                 step += 1
@@ -329,13 +341,15 @@ def consume_content(
                 dk, dv, p_a, below, above = content_step(
                     k, v, dk, dv, p_a, below, above, far_keys, step, before, done, head, outer, scale, tile * BM, n0, offset, is_masked, masks, limits, bands,
                     smem, tile_bars, copies, is_tile_copied, copied, o_smem, S_L, A_L, CID, STAGES, SLOTS, True, ROWS, COLS, MASS, D_ROWS, D_COLS, WINDOW,
-                    PADDED, DOCS, COPIED,
+                    PADDED, DOCS, COPIED, LOADED,
                 )  # fmt: skip
                 before = step % STAGES
                 step += 1
                 done += 1
                 if COPIED:
                     copied += gl.where(is_tile_copied, 1, 0)
+                if LOADED:
+                    copied += 1
             if D_COLS:
                 store_row_ends(cols, below, above, head, n0, k_length, natural)
 
@@ -360,14 +374,14 @@ def consume_content(
     do_not_specialize=[
         "key_ends_row", "q_length", "k_length", "heads", "group", "batch", "spread", "left", "right", "tiles_row", "order_row", "real_row",
         "doc_q_row", "doc_k_row", "doc_queries_row", "rows_size", "rows_pitch", "rows_origin", "rows_lo", "rows_hi", "cols_size", "cols_pitch",
-        "cols_origin", "cols_lo", "cols_hi", "mass_size", "mass_pitch", "mass_origin", "mass_lo", "mass_hi", "rows_shift", "cols_shift",
+        "cols_origin", "cols_lo", "cols_hi", "mass_size", "mass_pitch", "mass_origin", "mass_lo", "mass_hi", "rows_shift", "cols_shift", "mass_shift",
         "reach_lo", "reach_hi", "scale",
     ]
 )  # fmt: skip
 def backward_content(
     k_desc, v_desc, q_desc, do_desc, dk_desc, dv_desc,  # [B, heads, L, D]
     stats_desc,  # as in backward.backward
-    rows_desc, cols_desc, d_rows_desc, d_cols_desc,  # tiles of bands (bands.describe_band), or unused
+    rows_desc, cols_desc, mass_desc, d_rows_desc, d_cols_desc, row_ends_desc, mass_ends_desc,  # tiles of bands (bands.py), or unused
     dq_ptr, tiles_ptr, order_ptr,  # as there
     real_ptr, doc_q_ptr, doc_k_ptr, doc_queries_ptr,  # as there
     key_ends_ptr,  # float32 [B, H, 2, key_ends_row]: the ends of cols, or unused
@@ -377,9 +391,9 @@ def backward_content(
     rows_ptr, d_rows_ptr, rows_size, rows_pitch, rows_origin, rows_lo, rows_hi,  # bands, or unused; size: elements of a head
     cols_ptr, d_cols_ptr, cols_size, cols_pitch, cols_origin, cols_lo, cols_hi,
     mass_ptr, mass_size, mass_pitch, mass_origin, mass_lo, mass_hi,
-    rows_shift, cols_shift, reach_lo, reach_hi,  # of tiles that are copied: band_layout.Band.shift, and the distances that both bands have
+    rows_shift, cols_shift, mass_shift, reach_lo, reach_hi,  # of tiles that are copied: band_layout.Band.shift, and the distances that both bands have
     STAGES: gl.constexpr, SLOTS: gl.constexpr, ADD: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr, MASS: gl.constexpr,
-    D_ROWS: gl.constexpr, D_COLS: gl.constexpr, WINDOW: gl.constexpr, PADDED: gl.constexpr, DOCS: gl.constexpr, COPIED: gl.constexpr,
+    D_ROWS: gl.constexpr, D_COLS: gl.constexpr, WINDOW: gl.constexpr, PADDED: gl.constexpr, DOCS: gl.constexpr, COPIED: gl.constexpr, LOADED: gl.constexpr,
     CONSUMER_REGISTERS: gl.constexpr, ADDER_REGISTERS: gl.constexpr, REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """dk, dv, the sums of dq / scale, and the bands' gradients. r = j - i + offset, the offset of a batch row being in tiles."""
@@ -401,14 +415,23 @@ def backward_content(
     if D_ROWS and BM == 64:
         ones_smem = gl.allocate_shared_memory(DTYPE, [8, KEYS], gl.NVMMASharedLayout(128, 16, 2))
         ones_smem.store(gl.full([8, KEYS], 1.0, DTYPE, gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])))
-    COPIED_ROWS: gl.constexpr = COPIED and ROWS
-    COPIED_COLS: gl.constexpr = COPIED and COLS
+    COPY_ROWS: gl.constexpr = ROWS and (COPIED or LOADED)
+    COPY_COLS: gl.constexpr = COLS and COPIED
+    COPY_MASS: gl.constexpr = MASS and LOADED
     rows_smem = ds_smem
     cols_smem = ds_smem
-    if COPIED_ROWS:
+    mass_smem = ds_smem
+    row_ends_smem = stats_smem
+    mass_ends_smem = stats_smem
+    if COPY_ROWS:
         rows_smem = gl.allocate_shared_memory(DTYPE, [2 * BANDS, COPY, COPY], rows_desc.layout)
-    if COPIED_COLS:
+    if COPY_COLS:
         cols_smem = gl.allocate_shared_memory(DTYPE, [2 * BANDS, COPY, COPY], cols_desc.layout)
+    if COPY_MASS:
+        mass_smem = gl.allocate_shared_memory(DTYPE, [2 * BANDS, COPY, COPY], mass_desc.layout)
+        mass_ends_smem = gl.allocate_shared_memory(gl.float32, [2 * BANDS, 1, COPY], mass_ends_desc.layout)
+    if LOADED:
+        row_ends_smem = gl.allocate_shared_memory(gl.float32, [2 * BANDS, 1, COPY], row_ends_desc.layout)
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     kv_full = gl.allocate_shared_memory(gl.int64, [1, 1], BARRIER)
     kv_empty = gl.allocate_shared_memory(gl.int64, [1, 1], BARRIER)
@@ -444,13 +467,16 @@ def backward_content(
         (cols_ptr, d_cols_ptr, cols_size, cols_pitch, cols_origin, cols_lo, cols_hi),
         (mass_ptr, mass_ptr, mass_size, mass_pitch, mass_origin, mass_lo, mass_hi),
     )
-    tiles_of_bands = (rows_desc, cols_desc, rows_smem, cols_smem, rows_size, cols_size, rows_shift, cols_shift)
-    copies = (band_full, band_empty, tiles_of_bands, d_rows_desc, d_cols_desc)
+    copies = (
+        band_full, band_empty, (rows_desc, row_ends_desc, rows_smem, row_ends_smem, rows_size, rows_shift),
+        (cols_desc, cols_desc, cols_smem, cols_smem, cols_size, cols_shift),
+        (mass_desc, mass_ends_desc, mass_smem, mass_ends_smem, mass_size, mass_shift), d_rows_desc, d_cols_desc,
+    )  # fmt: skip
     reach = (reach_lo, reach_hi)
     # Constants are written in the calls: in a tuple with a name they would become tensors.
     gl.warp_specialize([
-        (consume_content, (use, smem, masks, bars, sizes, work, limits, bands, copies, reach, scale, 0, STAGES, SLOTS, ROWS, COLS, MASS, D_ROWS, D_COLS, WINDOW, PADDED, DOCS, COPIED)),
-        (consume_content, (use, smem, masks, bars, sizes, work, limits, bands, copies, reach, scale, 1, STAGES, SLOTS, ROWS, COLS, MASS, D_ROWS, D_COLS, WINDOW, PADDED, DOCS, COPIED)),
+        (consume_content, (use, smem, masks, bars, sizes, work, limits, bands, copies, reach, scale, 0, STAGES, SLOTS, ROWS, COLS, MASS, D_ROWS, D_COLS, WINDOW, PADDED, DOCS, COPIED, LOADED)),
+        (consume_content, (use, smem, masks, bars, sizes, work, limits, bands, copies, reach, scale, 1, STAGES, SLOTS, ROWS, COLS, MASS, D_ROWS, D_COLS, WINDOW, PADDED, DOCS, COPIED, LOADED)),
         (add_dq_and_outer, ((dq_ptr, outer_ptr, k_smem, ds_smem, dq_smem, ones_smem), (kv_full, kv_empty, ds_full, ds_empty), sizes, work, SLOTS, ADD, D_ROWS)),
-        (produce, (load, (kv_full, kv_empty, full, empty, band_full, band_empty), sizes, work, tiles_of_bands, reach, STAGES, COPIED_ROWS, COPIED_COLS)),
+        (produce, (load, (kv_full, kv_empty, full, empty), sizes, work, copies, reach, STAGES, COPY_ROWS, COPY_COLS, COPY_MASS, LOADED)),
     ], [4, 4, 1], [CONSUMER_REGISTERS, ADDER_REGISTERS, REGISTERS])  # fmt: skip

@@ -15,7 +15,7 @@ from ..triton.launcher import Launch
 from .backward_launch import Schedule, _describe_sums, _view, order_keys
 from .backward_prepare import finish
 from .backward_tiles import HALF, KEYS
-from .bands import can_copy, describe_band
+from .bands import can_copy, describe_band, describe_ends
 from .content_backward import backward_content
 from .content_prepare import clear_rest, finish_rows, prepare_content
 from .kernel import NUMBERS
@@ -72,22 +72,21 @@ def run_backward(
     outer = stats if d_rows is None else lse.new_zeros(batch * heads, blocks, q_tiles * s.queries)
     masks, mask_rows = zip(*(_rows(y, lse) for y in (x.key_mask, x.doc_q, x.doc_k, x.doc_k_queries)), strict=True)
     layout = gl.NVMMASharedLayout(0, 32, 2)
-    copied = (
-        s.copied
-        and size == 64
-        and bool(num.wide)
-        and mass is None
-        and (rows is None) == (d_rows is None)
-        and (cols is None) == (d_cols is None)
+    bands = (rows, cols, mass, d_rows, d_cols)
+    can = size == 64 and all(band is None or can_copy(band, max(q_length, k_length)) for band in bands)
+    has_both = (rows is None) == (d_rows is None) and (cols is None) == (d_cols is None)
+    copied = s.copied > 0 and can and bool(num.wide) and mass is None and has_both
+    loaded = s.copied > 0 and can and not copied and cols is None and rows is not None
+    sides = (
+        (q_length, k_length),
+        (k_length, q_length),
+        (q_length, k_length),
+        (q_length, k_length),
+        (k_length, q_length),
     )
-    given = (
-        (rows, q_length, k_length),
-        (cols, k_length, q_length),
-        (d_rows, q_length, k_length),
-        (d_cols, k_length, q_length),
-    )
-    copied = copied and all(band is None or can_copy(band, other) for band, _, other in given)
-    copies = [q if band is None or not copied else describe_band(band, own, other) for band, own, other in given]
+    copies = [
+        q if band is None or not (copied or loaded) else describe_band(band, *side) for band, side in zip(bands, sides, strict=True)
+    ] + [q if band is None or not loaded else describe_ends(band) for band in (rows, mass)]  # fmt: skip
     reach_lo = max([-NO_LIMIT if rows is None else rows.lo, -NO_LIMIT if cols is None else 1 - cols.hi])
     reach_hi = min([NO_LIMIT if rows is None else rows.hi, NO_LIMIT if cols is None else -1 - cols.lo])
     launch(
@@ -98,9 +97,9 @@ def run_backward(
         lse if cols is None else cols.ends, outer, scale * LOG2E, 0 if cols is None else cols.rows, q_length, k_length, heads, heads // kv_heads, batch,
         s.spread, NO_LIMIT if left is None else left, NO_LIMIT if right is None else right, tiles_row, order_row, *mask_rows,
         *_flatten(rows, d_rows, q), *_flatten(cols, d_cols, q), *_flatten(mass, mass, q)[1:],
-        0 if rows is None else rows.shift, 0 if cols is None else cols.shift, reach_lo, reach_hi,
+        0 if rows is None else rows.shift, 0 if cols is None else cols.shift, 0 if mass is None else mass.shift, reach_lo, reach_hi,
         STAGES=s.stages, SLOTS=s.slots, ADD=s.add, ROWS=rows is not None, COLS=cols is not None, MASS=mass is not None,
-        D_ROWS=d_rows is not None, D_COLS=d_cols is not None, WINDOW=left is not None, PADDED=x.key_mask is not None, DOCS=x.doc_q is not None, COPIED=copied,
+        D_ROWS=d_rows is not None, D_COLS=d_cols is not None, WINDOW=left is not None, PADDED=x.key_mask is not None, DOCS=x.doc_q is not None, COPIED=copied, LOADED=loaded,
         CONSUMER_REGISTERS=s.registers[0], ADDER_REGISTERS=s.registers[1], REGISTERS=s.registers[2], num_warps=4,
     )  # fmt: skip
     launch(
