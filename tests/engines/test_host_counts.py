@@ -17,7 +17,7 @@ PINNED = {
     "call/clipped/forward": (24, 0, 2), "call/clipped/step": (29, 0, 6),
     "call/shaw/forward": (26, 0, 2), "call/shaw/step": (31, 0, 9),
     "call/deberta/forward": (39, 2, 6), "call/deberta/step": (61, 0, 18),
-    "call/transformer_xl/forward": (52, 4, 6), "call/transformer_xl/step": (69, 3, 16),
+    "call/transformer_xl/forward": (52, 4, 5), "call/transformer_xl/step": (69, 3, 15),
     "layer/alibi/token": (22, 16, 1), "layer/alibi/forward": (17, 14, 1),
     "layer/t5/token": (22, 16, 1), "layer/t5/forward": (17, 14, 1),
     "layer/clipped/token": (22, 16, 1), "layer/clipped/forward": (17, 14, 1),
