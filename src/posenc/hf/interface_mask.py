@@ -32,7 +32,8 @@ NOTHING_HIDDEN = {"causal": False, "window": None, "documents": None}
 
 
 class Mask:
-    """The visible keys of a forward pass, as `attend` takes them. As a tensor it is the dense boolean mask."""
+    """The visible keys of a forward pass, as `attend` takes them. As a tensor it is the dense boolean mask; added to scores, by a layer
+    that calls no interface, it is the lowest number where masked."""
 
     def __init__(
         self, batch: int, queries: tuple[int, int], keys: tuple[int, int], key_mask: Tensor | None, *, causal: bool,
@@ -160,9 +161,15 @@ class Mask:
 
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):
-        args, kwargs = tree_map(
-            lambda x: x.whole() if isinstance(x, Mask) else x, (args, kwargs or {})
-        )  # torch.cat: in a list
+        adds = function.__name__.strip("_") in ("add", "radd", "iadd")
+        summed = [x.dtype for x in args if isinstance(x, Tensor) and x.is_floating_point()] if adds else []
+
+        def read(x: Any) -> Any:
+            if not isinstance(x, Mask):
+                return x
+            return as_summand(x.whole(), summed[0], torch.finfo(summed[0]).min) if summed else x.whole()
+
+        args, kwargs = tree_map(read, (args, kwargs or {}))  # torch.cat: in a list
         return function(*args, **kwargs)
 
 
