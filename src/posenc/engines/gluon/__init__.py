@@ -5,6 +5,7 @@
     rolling, rolling_launch         the same where the term has a row for every visible distance
     backward, backward_prepare, backward_launch     the backward pass, with five products; what runs before and after it
     content_backward, content_prepare, content_launch     the same with content terms
+    rolling_backward, rolling_backward_keys, _prepare, _launch     the same where the term has a row for every visible distance
 
 `refuse` and `refuse_backward` say where they do not apply; the triton engine's own kernels run there. Either backward pass needs
 nothing but out and the log-sum-exp. Gluon promises nothing from one Triton release to the next, so only tested ones are used.
@@ -38,6 +39,7 @@ UNVERIFIED_CONTENT = (
 )  # content terms in the backward pass, and those of keys in the forward pass: emulated, not compared on a card
 SHORTEST_CONTENT_BACKWARD = 4096  # as measured
 CONTENT_BACKWARD = True  # the backward pass with content terms
+ROLLING_BACKWARD = False  # the backward pass with a content term over every distance: emulated, not run on a card
 MOST_SUMS = 1 << 27  # float32 numbers of content_backward.py's outer
 MOST = 1 << 20  # blocks of keys in the backward pass: their order is made on the host
 WIDEST_GRADIENT = 2048  # distances of a bias in the backward pass: each program keeps 16 rows of them
@@ -106,6 +108,19 @@ def refuse_rolling(x: Inputs, num: Numbers, scale: float, dropout: float) -> str
         return "the table ends within the text"
     reads = READS - {"bias", "slopes", "starts"} | {"table"}
     return refuse_device(x.q.device) or refuse_call(x, num, scale, dropout, reads) or refuse_slower(x, num)
+
+
+def refuse_rolling_backward(x: Inputs, num: Numbers, scale: float, dropout: float, do: torch.Tensor) -> str | None:
+    """Why the backward kernels with a content term over every distance do not run this call, or None. x as for refuse_window."""
+    if not ROLLING_BACKWARD:
+        return "it was not run on a card"
+    if _failures:
+        return f"it failed before: {_failures[0]}"
+    if x.table is not None and x.table.shape[0] != x.q.shape[1]:
+        return "it needs a table for each head"
+    if bad_strides(do):
+        return "the copy engine cannot read the output's gradient"
+    return refuse_rolling(x, num, scale, dropout)
 
 
 def spans_all(x: Inputs, num: Numbers) -> bool:

@@ -12,7 +12,7 @@ from ..triton.arguments import Inputs, Numbers
 from ..triton.band_layout import Band
 from ..triton.launch import make_masks, position_args
 from ..triton.launcher import Launch
-from .backward_launch import BEYOND, Schedule, _describe_sums, _view, order_blocks
+from .backward_launch import Schedule, _describe_sums, _view, order_keys
 from .backward_prepare import finish
 from .backward_tiles import HALF, KEYS
 from .bands import COPY, can_copy, describe_band, describe_ends
@@ -68,12 +68,7 @@ def run_backward(
             )  # fmt: skip
 
     processors = torch.cuda.get_device_properties(q.device).multi_processor_count
-    programs = min(batch * kv_heads * blocks, processors)
-    seen = [0] * blocks
-    if right is not None:
-        seen = [max(block * KEYS.value + q_length - k_length - right, 0) // s.queries for block in range(blocks)]
-    costs = tuple(heads // kv_heads * max(q_tiles - first, 1) + BEYOND for first in seen)
-    numbers, order_row = order_blocks(batch * kv_heads, costs, programs)
+    numbers, order_row, programs = order_keys(x, num, KEYS.value, s.queries, processors)
     outer = stats if d_rows is None else lse.new_zeros(batch * heads, blocks, q_tiles * s.queries)
     masks, mask_rows = zip(*(_rows(y, lse) for y in (x.key_mask, x.doc_q, x.doc_k, x.doc_k_queries)), strict=True)
     layout = gl.NVMMASharedLayout(0, 32, 2)

@@ -148,6 +148,18 @@ def run_backward(
             grads["slopes"] = None if d_slopes is None else d_slopes.sum((0, 2, 3))
             return list(grads.values())
     d_lse = None if d_lse is None else d_lse.contiguous()
+    if gluon.refuse_rolling_backward(_without_joined_bias(x, num), num, scale, dropout, do) is None:
+        from ..gluon.rolling_backward_launch import run_backward as run_rolling
+
+        grads = _allocate_gradients(x, d_lse, lse, wanted, False, 1)
+        try:
+            grads["table"], grads["bias"] = run_rolling(
+                launch, do, d_lse, out, lse, x, num, scale, grads["q"], grads["k"], grads["v"]
+            )
+        except Exception as error:  # as above
+            gluon.give_up(error)
+        else:
+            return list(grads.values())
     q, k, v = x.q, x.k, x.v
     batch, heads, q_length, size = q.shape
     k_length, v_size = k.shape[2], v.shape[3]
@@ -285,7 +297,7 @@ def _allocate_gradients(
         grads["bias"] = torch.zeros_like(x.bias)
     if wanted["table"] or wanted["states"]:
         grads["table"] = q.new_zeros(x.table.shape, dtype=torch.float32) if blocks > 1 else None
-        grads["states"] = None if x.states is None else x.states.new_empty(x.states.shape)
+        grads["states"] = None if x.states is None else empty_in_order(x.states, x.states.shape[3])
     for name in ("slopes", "scales"):
         if wanted[name]:
             grads[name] = lse.new_zeros(q.shape[:3])
