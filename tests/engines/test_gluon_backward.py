@@ -227,3 +227,9 @@ def test_after_an_error_the_pair_runs(monkeypatch):
     with pytest.warns(UserWarning, match="takes the slower pair of kernels: RuntimeError: no ptxas"):
         gluon.give_up(RuntimeError("no ptxas"))
     assert gluon.refuse_backward(None, None, 1.0, 0.0, None) == "it failed before: RuntimeError: no ptxas"
+
+
+def test_dk_and_dv_are_late_where_that_was_faster_and_compared():
+    choose = backward_launch.choose_schedule
+    late = {(size, slopes): choose(size, slopes).late for size in (64, 128) for slopes in (False, True)}
+    assert late == {(64, False): 1, (64, True): 0, (128, False): 0, (128, True): 0}

@@ -77,7 +77,7 @@ def run_backward(
     can = can and (size == 64 or cols is mass is None)  # heads of 128 leave shared memory for the queries' term alone
     has_both = (rows is None) == (d_rows is None) and (cols is None) == (d_cols is None)
     copied = can and bool(num.wide) and mass is None and has_both
-    loaded = can and not copied and cols is None and rows is not None
+    loaded = can and s.copied > 1 and not copied and cols is None and rows is not None
     by_query, by_key = (q_length, k_length, [s.queries, COPY.value]), (k_length, q_length, [COPY.value, s.queries])
     sides = (by_query, by_key, by_query, by_query, by_key)
     copies = [
