@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from .html_tags import Markup, join, table, tag
+from ..core.html_tags import Markup, join, table, tag
 from .results import Mean, Results
 from .texts import Words
 
