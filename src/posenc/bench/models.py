@@ -13,10 +13,10 @@ Inputs = dict[str, Any]
 Made = tuple[Any, Inputs]
 
 
-def make(model: str, config: str, inputs: Inputs, *, module: str | None = None, **options: Any) -> Made:
+def make(model: str, config: str, inputs: Inputs, module: str = "", /, **options: Any) -> Made:
     """The class `model` with its configuration, by name; module: of a model that transformers does not export."""
     transformers = import_module("transformers")
-    owner = transformers if module is None else import_module(f"transformers.models.{module}.modeling_{module}")
+    owner = transformers if not module else import_module(f"transformers.models.{module}.modeling_{module}")
     return getattr(owner, model)(getattr(transformers, config)(**options)), inputs
 
 
@@ -77,7 +77,7 @@ def beit(side: int) -> Made:
 
 def sam(side: int) -> Made:
     sizes = {"image_size": side, "num_hidden_layers": 2, "global_attn_indexes": [1]}
-    return make("SamVisionEncoder", "SamVisionConfig", pixels(1, side), module="sam", **sizes, attn_implementation="sdpa")  # fmt: skip
+    return make("SamVisionEncoder", "SamVisionConfig", pixels(1, side), "sam", **sizes, attn_implementation="sdpa")  # fmt: skip
 
 
 def vitdet() -> Made:
@@ -98,14 +98,14 @@ def sew_d(seconds: int) -> Made:
 
 def speecht5(rows: int, frames: int) -> Made:
     inputs = {"input_values": states(rows, frames, 768)}
-    return make("SpeechT5EncoderWithoutPrenet", "SpeechT5Config", inputs, module="speecht5", encoder_layers=3, encoder_layerdrop=0.0)  # fmt: skip
+    return make("SpeechT5EncoderWithoutPrenet", "SpeechT5Config", inputs, "speecht5", encoder_layers=3, encoder_layerdrop=0.0)  # fmt: skip
 
 
 def vits(rows: int, length: int) -> Made:
     ids, mask = torch.randint(1, 38, (rows, length)), torch.ones(rows, length)
     inputs = {"input_ids": ids, "padding_mask": mask[..., None], "attention_mask": mask}
     options = {"num_hidden_layers": 3, "layerdrop": 0.0, "attn_implementation": "eager"}
-    return make("VitsTextEncoder", "VitsConfig", inputs, module="vits", **options)
+    return make("VitsTextEncoder", "VitsConfig", inputs, "vits", **options)
 
 
 def fastspeech2(frames: int) -> Made:
@@ -132,7 +132,7 @@ def seamless(seconds: int, version: str, **options: Any) -> Made:
     """version: "" or "v2"."""
     module = f"seamless_m4t_{version}".rstrip("_")
     model, inputs = make(
-        f"SeamlessM4T{version}ConformerEncoder", f"SeamlessM4T{version}Config", {"hidden_states": states(1, 50 * seconds, 1024)}, module=module,
+        f"SeamlessM4T{version}ConformerEncoder", f"SeamlessM4T{version}Config", {"hidden_states": states(1, 50 * seconds, 1024)}, module,
         speech_encoder_layers=2, speech_encoder_layerdrop=0.0, **options,
     )  # fmt: skip
     model.config._attn_implementation = "sdpa"
