@@ -34,18 +34,10 @@ def emulate(module):
 
     def launch(called, programs, *args, **constants):
         constants.pop("num_warps", None)
-        args = [describe(x) if type(x).__name__ == "TensorDescriptor" else x for x in args]
+        args = [gluon_emulator.describe(x) if type(x).__name__ == "TensorDescriptor" else x for x in args]
         gluon_emulator.launch(module, called, programs, args, constants)
 
     return launch
-
-
-def describe(x):
-    """A TensorDescriptor as gluon_emulator.launch takes it."""
-    if len(x.shape) == 2:  # rows of a band overlap
-        columns = min(x.shape[1], x.base.numel() - (x.shape[0] - 1) * x.strides[0])
-        return x.base.as_strided((x.shape[0], columns), x.strides), *x.block_shape
-    return x.base, x.block_shape[-2]
 
 
 def check(
@@ -227,3 +219,9 @@ def test_after_an_error_the_pair_runs(monkeypatch):
     with pytest.warns(UserWarning, match="takes the slower pair of kernels: RuntimeError: no ptxas"):
         gluon.give_up(RuntimeError("no ptxas"))
     assert gluon.refuse_backward(None, None, 1.0, 0.0, None) == "it failed before: RuntimeError: no ptxas"
+
+
+def test_dk_and_dv_are_late_where_that_was_faster_and_compared():
+    choose = backward_launch.choose_schedule
+    late = {(size, slopes): choose(size, slopes).late for size in (64, 128) for slopes in (False, True)}
+    assert late == {(64, False): 1, (64, True): 0, (128, False): 0, (128, True): 0}

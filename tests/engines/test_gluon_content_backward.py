@@ -43,7 +43,8 @@ def band_of(states, table, heads, lo, hi, offset):
     numbers = (states.float() @ table.float().transpose(-1, -2)).to(states.dtype)
     band.ptr.fill_(float("nan"))
     rows_of(band, numbers.shape[0], numbers.shape[2]).copy_(numbers)
-    ends = numbers[..., (0, -1)].float().transpose(-1, -2).contiguous()
+    ends = torch.full((*numbers.shape[:2], 2, -(-numbers.shape[2] // 64) * 64), float("nan"))
+    ends[..., : numbers.shape[2]] = numbers[..., (0, -1)].float().transpose(-1, -2)
     return band._replace(ends=ends, rows=ends.shape[-1])
 
 
@@ -140,6 +141,9 @@ def test_whole_tiles_of_wide_bands_are_copied(kernel, monkeypatch):
     check(
         kernel, monkeypatch, "wide", (600, 700), ("query", "key"), start=50, heads=(2, 1), masks={"window": (400, 90)}
     )
+    assert copied
+    copied.clear()
+    check(kernel, monkeypatch, "wide", (500, 450), start=7, size=128, states=16, masks={"causal": True})
     assert copied
     copied.clear()
     check(kernel, monkeypatch, "wide", (500, 500), ("query", "key"), copied=0)

@@ -45,6 +45,7 @@ TERMS = {"none": (), "bias": ("bias",), "slopes": ("slopes",), "bias and slopes"
 CONTENT = {
     "content": ("table",), "content and bias": ("table", "bias"), "content of 16 states": ("table", "states"),
     "content over every distance": ("table", "bias", "every"), "content of both": ("table", "key_table"),
+    "wide content of both": ("table", "key_table", "wide"),
 }  # fmt: skip
 """every: by rolling.py, rolling_backward.py or, with keys, rolling_backward_keys.py, which have near tiles only."""
 CONTENT_BACKWARD = {

@@ -16,7 +16,8 @@ table's ends. Consumer c has the queries m0 + 64 c .. m0 + 64 c + 63, and a tile
     consumer 1                      ------------------------------------------
     consumer 2       -------------------------------------------
 
-Before and after the table its first and last rows are repeated (SIDE times), so that a near tile needs no comparison.
+Before and after the table its first and last rows are repeated (SIDE times), so that a near tile needs no comparison. A term of the keys
+(COLS) lies in a band in memory, of which the producer copies each consumer's tile beside the window; tiles beyond its span are gathered.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from .bands import load_by_columns
+from .bands import lies_within, load_by_columns
 from .kernel import (
     CONSUMERS,
     ROWS,
@@ -74,10 +75,8 @@ def first_row(m0, n0, offset, lo, hi):
 
 # ---- producer ---------------------------------------------------------------------------------------------------------
 @gluon.jit
-def produce(load, bars, ring, sizes, NC: gl.constexpr, STAGES: gl.constexpr, WINDOWS: gl.constexpr, STATES: gl.constexpr):  # fmt: skip
-    q_desc, k_desc, v_desc, x_desc, t_desc, tiles_ptr, table_heads, lo, hi, q_smem, k_smem, v_smem, x_smem, t_smem = (
-        load
-    )
+def produce(load, bars, ring, sizes, NC: gl.constexpr, STAGES: gl.constexpr, WINDOWS: gl.constexpr, STATES: gl.constexpr, COPIED: gl.constexpr):  # fmt: skip
+    q_desc, k_desc, v_desc, x_desc, t_desc, cols_desc, tiles_ptr, table_heads, lo, hi, cols_size, cols_shift, q_smem, k_smem, v_smem, x_smem, t_smem, cols_smem = load  # fmt: skip
     t_full, t_empty = ring
     q_length, k_length, heads, group, batch_heads, section, left, right, tiles_row = sizes
     BN: gl.constexpr = k_smem.shape[3]
@@ -111,7 +110,13 @@ def produce(load, bars, ring, sizes, NC: gl.constexpr, STAGES: gl.constexpr, WIN
                 at = window % WINDOWS
                 row = first_row(m0, n0, offset, lo, hi)
                 wait_empty(t_empty, window, WINDOWS)
-                mbarrier.expect(t_full.index(at), CHUNKS * BYTES)
+                mbarrier.expect(t_full.index(at), CHUNKS * BYTES + COPIED * NC * 2 * BN * ROWS)
+                if COPIED:
+                    for c in gl.static_range(NC):
+                        place = [n0, bh * cols_size + m0 + c * ROWS + cols_shift]
+                        tma.async_copy_global_to_shared(
+                            cols_desc, place, t_full.index(at), cols_smem.index(NC * at + c)
+                        )
                 for i in gl.static_range(CHUNKS):
                     tma.async_copy_global_to_shared(
                         t_desc, [own_table, row + i * CHUNK, 0], t_full.index(at), t_smem.index(CHUNKS * at + i)
@@ -137,10 +142,11 @@ def multiply(x, t_smem, chunk, bias, row, DTYPE: gl.constexpr, C_L: gl.constexpr
 
 @gluon.jit
 def begin_near(
-    x, t_smem, base, bias, row, t_full, t_empty, at, phase, BN: gl.constexpr, S_L: gl.constexpr, C_L: gl.constexpr,
-    DTYPE: gl.constexpr, BIAS: gl.constexpr,
+    x, t_smem, base, bias, row, t_full, t_empty, at, phase, cols, cols_smem, bh, n0, dist, k_length, BN: gl.constexpr, S_L: gl.constexpr,
+    C_L: gl.constexpr, DTYPE: gl.constexpr, BIAS: gl.constexpr, COLS: gl.constexpr, COPIED: gl.constexpr,
 ):  # fmt: skip
-    """The content term of a tile [64, BN]; base: the consumer's first chunk in shared memory, row: in the table."""
+    """The content terms of a tile [64, BN]; base: the consumer's first chunk in shared memory, row: in the table; dist: from the first key to
+    the first query."""
     mbarrier.wait(t_full.index(at), phase)
     before = multiply(x, t_smem, base, bias, row, DTYPE, C_L, BIAS)
     after = multiply(x, t_smem, base + 1, bias, row + CHUNK, DTYPE, C_L, BIAS)
@@ -148,16 +154,22 @@ def begin_near(
     if BN == 2 * CHUNK:
         last = multiply(x, t_smem, base + 2, bias, row + 2 * CHUNK, DTYPE, C_L, BIAS)
         begin = gl.reshape(gl.permute(gl.join(begin, skew(after, last)), (0, 2, 1)), [ROWS, BN])
+    begin = gl.convert_layout(begin, S_L).to(gl.float32)
+    if COPIED and lies_within(cols, dist, BN, ROWS) & (n0 + BN <= k_length):
+        begin += cols_smem.permute((1, 0)).load(S_L).to(gl.float32)
+    elif COLS:
+        begin += load_by_columns(cols, bh, n0, dist, k_length, ROWS, BN, S_L, not COPIED)
     mbarrier.arrive(t_empty.index(at))
-    return gl.convert_layout(begin, S_L).to(gl.float32)
+    return begin
 
 
 @gluon.jit
 def consume(
     use, masks, bars, ring, sizes, scale, CID: gl.constexpr, NC: gl.constexpr, STAGES: gl.constexpr, WINDOWS: gl.constexpr,
-    STATES: gl.constexpr, BIAS: gl.constexpr, COLS: gl.constexpr, WINDOW: gl.constexpr, PADDED: gl.constexpr, DOCS: gl.constexpr,
+    STATES: gl.constexpr, BIAS: gl.constexpr, COLS: gl.constexpr, COPIED: gl.constexpr, WINDOW: gl.constexpr, PADDED: gl.constexpr,
+    DOCS: gl.constexpr,
 ):  # fmt: skip
-    o_desc, lse_ptr, tiles_ptr, bias_ptr, bias_row, lo, hi, cols, key_ends_ptr, key_ends_row, q_smem, o_smem, k_smem, v_smem, x_smem, t_smem = use  # fmt: skip
+    o_desc, lse_ptr, tiles_ptr, bias_ptr, bias_row, lo, hi, cols, key_ends_ptr, key_ends_row, q_smem, o_smem, k_smem, v_smem, x_smem, t_smem, cols_smem = use  # fmt: skip
     q_full, q_empty, full, empty = bars
     t_full, t_empty = ring
     q_length, k_length, heads, group, batch_heads, section, left, right, tiles_row = sizes
@@ -222,10 +234,9 @@ def consume(
             # plus a zero that ptxas cannot see: otherwise it keeps the addresses of all chunks of a window in registers
             at = window % WINDOWS + window // (1 << 30)
             begin = begin_near(
-                x, t_smem, CHUNKS * at + (2 - CID), bias, row, t_full, t_empty, at, (window // WINDOWS) & 1, BN, S_L, C_L, DTYPE, BIAS
+                x, t_smem, CHUNKS * at + (2 - CID), bias, row, t_full, t_empty, at, (window // WINDOWS) & 1, cols, cols_smem.index(NC * at + CID),
+                bh, n0, m0 - n0 - offset, k_length, BN, S_L, C_L, DTYPE, BIAS, COLS, COPIED,
             )  # fmt: skip
-            if COLS:
-                begin += load_by_columns(cols, bh, n0, m0 - n0 - offset, k_length, ROWS, BN, S_L)
             p, m, l, acc = take_step(
                 q, p, m, l, acc, begin, step, scale, 0.0, 0.0, n0 - m0 + offset, m0, n0, is_masked, of_row, limits,
                 k_smem, v_smem, bars, S_L, P_L, CID, NC, STAGES, True, True, True, False, WINDOW, PADDED, DOCS,
@@ -247,22 +258,32 @@ def consume(
 
 
 @gluon.jit(
-    do_not_specialize=[*UNSPECIALISED, "key_ends_row", "cols_size", "cols_pitch", "cols_origin", "cols_lo", "cols_hi"]
+    do_not_specialize=[
+        *UNSPECIALISED,
+        "key_ends_row",
+        "cols_size",
+        "cols_pitch",
+        "cols_origin",
+        "cols_lo",
+        "cols_hi",
+        "cols_shift",
+    ]
 )
 def forward_content(
     q_desc, k_desc, v_desc, o_desc,  # [B, heads, L, D]
     x_desc,  # the states [B, H, Lq, E] (q, if there are no others)
     t_desc,  # the table [H or 1, SIDE + span + SIDE, E], constant before and after the span
+    cols_desc,  # tiles of the keys' band (bands.describe_band), or unused
     lse_ptr,  # float32 [B, H, Lq rounded up to 64], base 2
     tiles_ptr,  # int32 [B or 1, blocks, NUMBERS] (kernel.load_tiles)
     bias_ptr,  # float32 [H, SIDE + span + SIDE] (prepare.pad_bias), or unused
-    key_ends_ptr, cols_ptr, key_ends_row, cols_size, cols_pitch, cols_origin, cols_lo, cols_hi,  # triton/band_layout.Band of the keys, or unused
+    key_ends_ptr, cols_ptr, key_ends_row, cols_size, cols_pitch, cols_origin, cols_lo, cols_hi, cols_shift,  # triton/band_layout.Band of the keys, or unused
     bits_ptr, doc_q_ptr, doc_k_ptr, doc_keys_ptr,  # as in kernel.forward
     scale,  # base 2
     q_length, k_length, heads, group, batch_heads, section, left, right, tiles_row, table_heads, bias_row, bits_row, doc_q_row, doc_k_row,
     doc_keys_row, lo, hi,
-    STAGES: gl.constexpr, WINDOWS: gl.constexpr, STATES: gl.constexpr, BIAS: gl.constexpr, COLS: gl.constexpr, WINDOW: gl.constexpr, PADDED: gl.constexpr,
-    DOCS: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
+    STAGES: gl.constexpr, WINDOWS: gl.constexpr, STATES: gl.constexpr, BIAS: gl.constexpr, COLS: gl.constexpr, COPIED: gl.constexpr, WINDOW: gl.constexpr,
+    PADDED: gl.constexpr, DOCS: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """out and lse; arguments are as in kernel.forward. lo, hi: the table's span."""
     NC: gl.constexpr = CONSUMERS
@@ -272,34 +293,22 @@ def forward_content(
     x_smem = q_smem
     if STATES:
         x_smem = gl.allocate_shared_memory(q_desc.dtype, [NC] + x_desc.block_shape, x_desc.layout)
+    cols_smem = q_smem
+    if COPIED:
+        cols_smem = gl.allocate_shared_memory(q_desc.dtype, [WINDOWS * NC] + cols_desc.block_shape, cols_desc.layout)
     bars = make_barriers(NC, 1) + make_barriers(STAGES, NC)
     ring = make_barriers(WINDOWS, NC)
     fence_async_shared()
 
-    load = (
-        q_desc,
-        k_desc,
-        v_desc,
-        x_desc,
-        t_desc,
-        tiles_ptr,
-        table_heads,
-        lo,
-        hi,
-        q_smem,
-        k_smem,
-        v_smem,
-        x_smem,
-        t_smem,
-    )
+    load = (q_desc, k_desc, v_desc, x_desc, t_desc, cols_desc, tiles_ptr, table_heads, lo, hi, cols_size, cols_shift, q_smem, k_smem, v_smem, x_smem, t_smem, cols_smem)  # fmt: skip
     cols = (cols_ptr, cols_ptr, cols_size, cols_pitch, cols_origin, cols_lo, cols_hi)
-    use = (o_desc, lse_ptr, tiles_ptr, bias_ptr, bias_row, lo, hi, cols, key_ends_ptr, key_ends_row, q_smem, o_smem, k_smem, v_smem, x_smem, t_smem)  # fmt: skip
+    use = (o_desc, lse_ptr, tiles_ptr, bias_ptr, bias_row, lo, hi, cols, key_ends_ptr, key_ends_row, q_smem, o_smem, k_smem, v_smem, x_smem, t_smem, cols_smem)  # fmt: skip
     masks = (bits_ptr, doc_q_ptr, doc_k_ptr, doc_keys_ptr, bits_row, doc_q_row, doc_k_row, doc_keys_row)
     sizes = (q_length, k_length, heads, group, batch_heads, section, left, right, tiles_row)
     # Constants are repeated in each call: in a tuple that has a name they would become tensors.
     gl.warp_specialize([
-        (consume, (use, masks, bars, ring, sizes, scale, 0, NC, STAGES, WINDOWS, STATES, BIAS, COLS, WINDOW, PADDED, DOCS)),
-        (consume, (use, masks, bars, ring, sizes, scale, 1, NC, STAGES, WINDOWS, STATES, BIAS, COLS, WINDOW, PADDED, DOCS)),
-        (consume, (use, masks, bars, ring, sizes, scale, 2, NC, STAGES, WINDOWS, STATES, BIAS, COLS, WINDOW, PADDED, DOCS)),
-        (produce, (load, bars, ring, sizes, NC, STAGES, WINDOWS, STATES)),
+        (consume, (use, masks, bars, ring, sizes, scale, 0, NC, STAGES, WINDOWS, STATES, BIAS, COLS, COPIED, WINDOW, PADDED, DOCS)),
+        (consume, (use, masks, bars, ring, sizes, scale, 1, NC, STAGES, WINDOWS, STATES, BIAS, COLS, COPIED, WINDOW, PADDED, DOCS)),
+        (consume, (use, masks, bars, ring, sizes, scale, 2, NC, STAGES, WINDOWS, STATES, BIAS, COLS, COPIED, WINDOW, PADDED, DOCS)),
+        (produce, (load, bars, ring, sizes, NC, STAGES, WINDOWS, STATES, COPIED)),
     ], [4, 4, 1], [CONSUMER_REGISTERS, CONSUMER_REGISTERS, PRODUCER_REGISTERS])  # fmt: skip

@@ -13,6 +13,7 @@ from ..triton.arguments import Inputs, Numbers
 from ..triton.band_layout import Band
 from ..triton.launcher import Launch
 from . import bad_strides
+from .bands import can_copy, describe_band
 from .kernel import CONSUMERS, ROWS
 from .launch import ELEMENTS, _describe, describe_table, launch_forward
 from .window import CHUNK, SIDE, forward_content
@@ -48,13 +49,16 @@ def run_forward(
     table = x.table.to(x.q.dtype)
     first, last = (end.expand(-1, SIDE.value, -1) for end in (table[:, :1], table[:, -1:]))
     table = torch.cat((first, table, last), 1)
-    band = (lse, x.q, 0, 0, 0, 0, 0, 0)  # unused
+    band, tiles_of_keys = (lse, x.q, 0, 0, 0, 0, 0, 0, 0), x.q  # unused
+    copied = cols is not None and bool(num.wide) and x.q.shape[3] == 64 and can_copy(cols, x.q.shape[2])
     if cols is not None:
-        band = (cols.ends, cols.ptr, cols.rows, cols.h, cols.pitch, cols.origin, cols.lo, cols.hi)
+        band = (cols.ends, cols.ptr, cols.rows, cols.h, cols.pitch, cols.origin, cols.lo, cols.hi, cols.shift)
+    if copied:
+        tiles_of_keys = describe_band(cols, x.k.shape[2], x.q.shape[2], [tile.keys, ROWS.value])
     return launch_forward(
         launch, forward_content, x, num, scale, out, lse, tile.keys, (num.lo, num.hi), (num.rows_lo, num.rows_hi), SIDE.value,
-        descriptors=(_describe_states(states), describe_table(table, CHUNK.value, _channels(table.shape[2]))), tables=band, table_heads=(table.shape[0],),
-        STAGES=tile.stages, WINDOWS=tile.windows, STATES=x.states is not None, BIAS=x.bias is not None, COLS=cols is not None,
+        descriptors=(_describe_states(states), describe_table(table, CHUNK.value, _channels(table.shape[2])), tiles_of_keys), tables=band, table_heads=(table.shape[0],),
+        STAGES=tile.stages, WINDOWS=tile.windows, STATES=x.states is not None, BIAS=x.bias is not None, COLS=cols is not None, COPIED=copied,
     )  # fmt: skip
 
 
