@@ -10,19 +10,24 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from .. import Attention, Positions
 
 
-class Layer:
-    """No positions. x [B, L, d_model]; `cached` continues keys and values [B, H, longest, D] at `start`."""
+class Layer(nn.Module):
+    """No positions. x [B, L, d_model]; `start` continues keys and values [B, H, longest, D] there."""
+
+    layer: Attention
+    encoding: Any
 
     def __init__(self, layer: Attention, longest: int, trains: bool):
-        self.layer, self.longest, self.trains = layer, longest, trains
+        super().__init__()
+        # not as modules of its own, which nn.Module looks up last of all
+        self.__dict__.update(layer=layer, encoding=layer.encoding)
+        self.longest, self.trains = longest, trains
         weight = layer.q_proj.weight
         self.device, self.dtype = weight.device, weight.dtype
-        self.encoding: Any = layer.encoding
         self.scale: float | None = None
         self.past: tuple[Tensor, Tensor] | None = None
         with torch.no_grad():
@@ -52,7 +57,7 @@ class Layer:
             torch.empty(shape, device=self.device, dtype=self.dtype),
         )
 
-    def __call__(self, x: Tensor, start: int | None = None) -> Tensor:
+    def forward(self, x: Tensor, start: int | None = None) -> Tensor:
         layer, first = self.layer, start or 0
         batch, length, _ = x.shape
         x = self.embed(x, first)
@@ -88,13 +93,13 @@ class Rotary(Layer):
 
     def make(self) -> None:
         rotation = self.encoding.rotation(Positions(self.longest))
-        self.half = rotation.layout == "half"
-        repeat = (lambda a: torch.cat((a, a), -1)) if self.half else (lambda a: a.repeat_interleave(2, -1))
+        self.in_halves = rotation.layout == "half"
+        repeat = (lambda a: torch.cat((a, a), -1)) if self.in_halves else (lambda a: a.repeat_interleave(2, -1))
         self.q_angles = [repeat(a)[0].to(self.device, self.dtype) for a in rotation.q]
         self.k_angles = [repeat(a)[0].to(self.device, self.dtype) for a in rotation.k]
 
     def swapped(self, x: Tensor) -> Tensor:
-        if self.half:
+        if self.in_halves:
             a, b = x.chunk(2, -1)
             return torch.cat((-b, a), -1)
         a, b = x[..., 0::2], x[..., 1::2]

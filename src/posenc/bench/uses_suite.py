@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -65,10 +66,12 @@ def share_out(names: list[str], processes: int) -> list[list[str]]:
 def warm(device: str, names: list[str]) -> None:
     chosen = {cell.name: cell for cell in all_cells(device)}
     for name in names:
+        began, what = time.monotonic(), "warm"
         try:
             uses.warm(chosen[name])
         except Exception as error:  # the run will say so
-            print(f"{name}: {type(error).__name__}", flush=True)
+            what = type(error).__name__
+        print(f"{name}: {what}, {time.monotonic() - began:.1f} s", flush=True)
         uses.release(device)
 
 

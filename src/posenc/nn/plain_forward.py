@@ -58,10 +58,19 @@ def forward(layer: Attention, x: Tensor, slot: LayerCache | None, masks: MaskOpt
         is_eager and layer.engine == "auto" and heads == layer.heads and not (layer.training and layer.dropout)
         and (on_cpu or (q.is_cuda and not masks))
     )  # fmt: skip
+    if is_short and by_rows and not encoding.acts_inside:  # nothing is left to do in attention
+        every = (k, v) if slot is None else slot.append_in_place(k, v)
+        out = None if every is None else attend_plain(q, *every, None, layer.causal)
+        if out is not None:
+            out = (out.transpose(1, 2) if queries > 1 else out).reshape(batch * queries, heads * v.shape[3])
+            out = _project(modules["o_proj"], out, batch, queries).view(batch, queries, -1)
+            if slot is not None:  # last: an error above leaves the cache unchanged
+                slot.length = past + queries
+            return out
     known = plan = appended = out = prepared = None
     kind = ""
     rotates_here = False
-    if not is_short or encoding.acts_inside:  # otherwise there is nothing left to do in attention
+    if not is_short or encoding.acts_inside:
         rotates_here = encoding.rotates and not encoding.length_dependent
         rotates_here = rotates_here and (slot is not None or (is_short and not encoding.adds_terms))
         is_steady = is_short and not masks and encoding.steady_terms and not torch.is_grad_enabled()
