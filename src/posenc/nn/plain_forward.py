@@ -65,6 +65,7 @@ def forward(layer: Attention, x: Tensor, slot: LayerCache | None, masks: MaskOpt
         rotates_here = encoding.rotates and not encoding.length_dependent
         rotates_here = rotates_here and (slot is not None or (is_short and not encoding.adds_terms))
         is_steady = is_short and not masks and encoding.steady_terms and not torch.is_grad_enabled()
+        is_steady = is_steady and not (on_cpu and torch.is_autocast_enabled("cpu"))
         if is_steady and encoding.rotates == rotates_here and (past == 0 or (queries == 1 and on_cpu)):
             prepared = encoding.prepared_terms()
             kind = "token" if past else "causal text" if layer.causal else "text"

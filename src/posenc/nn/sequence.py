@@ -51,7 +51,7 @@ def resolve_sequence(
     new = memory + queries
     keys = past + new
     marks: dict[str, Tensor] = {}
-    real = _join_key_mask(key_mask, batch, past, memory, queries, known, x.device)
+    real = _join_key_mask(key_mask, batch, past, memory, queries, known)
     ids = _join_ids("documents", documents, batch, past, new, known)
     bounds: tuple = ()
     if isinstance(segments, (tuple, list)):
@@ -105,7 +105,7 @@ def resolve_masks(
     batch, queries = x.shape[:2]
     past = 0 if cache is None else cache.length
     masks: MaskOptions = {}
-    real = _join_key_mask(key_mask, batch, past, 0, queries, known, x.device)
+    real = _join_key_mask(key_mask, batch, past, 0, queries, known)
     if real is not None:
         masks["key_mask"] = real
     if documents is not None:
@@ -153,7 +153,7 @@ def _check_same_positions(kept: Tensor | None, given: Tensor) -> None:
         raise ValueError("the context was cached at other context_positions; give the same, none, or a new KVCache")
 
 
-def _join_key_mask(given, batch, past, memory, queries, known: dict[str, Tensor], device) -> Tensor | None:
+def _join_key_mask(given, batch, past, memory, queries, known: dict[str, Tensor]) -> Tensor | None:
     """The padding mask over all keys, bool [B, keys]. It is given for x or for every key; all other keys are real."""
     keys = past + memory + queries
     if given is not None:
@@ -167,7 +167,7 @@ def _join_key_mask(given, batch, past, memory, queries, known: dict[str, Tensor]
             )
         given = torch.nn.functional.pad(given, (memory, 0), value=True)
     elif "key_mask" in known:
-        given = torch.ones(batch, memory + queries, dtype=torch.bool, device=device)
+        return torch.nn.functional.pad(known["key_mask"], (0, memory + queries), value=True)
     if given is None or past == 0:
         return given
     return _concatenate(known["key_mask"] if "key_mask" in known else given.new_ones(1, past), given)
