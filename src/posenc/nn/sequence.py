@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -92,6 +93,24 @@ def resolve_sequence(
         None if ids is None else (ids[:, keys - queries :], ids),
         marks,
     )
+
+
+def are_slots(positions: Tensor, x: Tensor) -> bool:
+    """Whether they are 0, 1, 2 .. in each row of x [B, L, ..], as where none are given; read on a CPU only, in eager code."""
+    if type(positions) is not Tensor or not positions.is_cpu or positions.dtype != torch.int64:
+        return False
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return False
+    batch, length = x.shape[:2]
+    if positions.shape not in ((length,), (1, length), (batch, length)):
+        return False
+    return positions.equal(_slots(length).expand_as(positions))
+
+
+@lru_cache(maxsize=8)
+def _slots(length: int) -> Tensor:
+    with torch.inference_mode(False), torch.no_grad():
+        return torch.arange(length)
 
 
 def resolve_masks(
@@ -244,7 +263,7 @@ def count_tokens(documents: Tensor | None, real: Tensor | None, batch: int) -> T
     """
     if documents is None:
         assert real is not None
-        return (real.long().cumsum(-1) - 1).clamp(min=0)
+        return real.cumsum(-1).sub_(1).clamp_(min=0)
     ids, order = documents.expand(batch, -1).sort(dim=-1, stable=True)
     real = torch.ones_like(order) if real is None else real.long().gather(-1, order)
     slots = torch.arange(ids.shape[1], device=ids.device).expand_as(order)
