@@ -17,6 +17,7 @@ from .speed_tables import RESULTS
 
 TITLES = {
     "layer": "`posenc.Attention(512, 8)` beside the layer written by hand",
+    "masked": "The same layer with padding, packed documents, a window of 64 or 2 key heads for 8",
     "model": "Models of transformers: `hf.accelerate` beside the original",
     "compiled": "The same under `torch.compile`, two layers",
     "generate": "`generate`",

@@ -16,7 +16,8 @@ from .. import Attention, Positions
 
 
 class Layer(nn.Module):
-    """No positions. x [B, L, d_model]; `start` continues keys and values [B, H, longest, D] there."""
+    """No positions. x [B, L, d_model]; `cached` continues keys and values [B, Hkv, longest, D] at `start`. Padding and documents become
+    a boolean mask, joined with causality and window."""
 
     layer: Attention
     encoding: Any
@@ -30,6 +31,13 @@ class Layer(nn.Module):
         self.device, self.dtype = weight.device, weight.dtype
         self.scale: float | None = None
         self.past: tuple[Tensor, Tensor] | None = None
+        self.visible: Tensor | None = None
+        self.limits = self.distances() <= 0 if layer.causal else None
+        if layer.window is not None:
+            left, right = layer.window if isinstance(layer.window, tuple) else (layer.window, layer.window)
+            for side, away in ((left, -self.distances()), (right, self.distances())):
+                if side is not None:
+                    self.limits = away <= side if self.limits is None else self.limits & (away <= side)
         with torch.no_grad():
             self.make()
 
@@ -47,23 +55,36 @@ class Layer(nn.Module):
         return q, k
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, start: int) -> Tensor:
-        causal = self.layer.causal and q.shape[2] > 1
-        return F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=self.scale)
+        layer, queries, keys = self.layer, q.shape[2], k.shape[2]
+        mask, grouped = self.visible, layer.heads != layer.kv_heads
+        if mask is None and layer.window is None and (queries == 1 or queries == keys):
+            causal = layer.causal and queries > 1
+            return F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=self.scale, enable_gqa=grouped)
+        if self.limits is not None and (queries > 1 or layer.window is not None):
+            limits = self.limits[start : start + queries, :keys]
+            mask = limits if mask is None else mask & limits
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self.scale, enable_gqa=grouped)
 
     def start_cache(self, batch: int) -> None:
-        shape = (batch, self.layer.heads, self.longest, self.layer.head_dim)
+        shape = (batch, self.layer.kv_heads, self.longest, self.layer.head_dim)
         self.past = (
             torch.empty(shape, device=self.device, dtype=self.dtype),
             torch.empty(shape, device=self.device, dtype=self.dtype),
         )
 
-    def forward(self, x: Tensor, start: int | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, start: int | None = None, key_mask: Tensor | None = None, documents: Tensor | None = None
+    ) -> Tensor:
         layer, first = self.layer, start or 0
+        self.visible = None if key_mask is None else key_mask[:, None, None]
+        if documents is not None:
+            same = (documents[:, :, None] == documents[:, None])[:, None]
+            self.visible = same if self.visible is None else self.visible & same
         batch, length, _ = x.shape
         x = self.embed(x, first)
         q = layer.q_proj(x).view(batch, length, layer.heads, layer.head_dim).transpose(1, 2)
-        k = layer.k_proj(x).view(batch, length, layer.heads, layer.head_dim).transpose(1, 2)
-        v = layer.v_proj(x).view(batch, length, layer.heads, layer.head_dim).transpose(1, 2)
+        k = layer.k_proj(x).view(batch, length, layer.kv_heads, layer.head_dim).transpose(1, 2)
+        v = layer.v_proj(x).view(batch, length, layer.kv_heads, layer.head_dim).transpose(1, 2)
         q, k = self.rotate(q, k, first)
         if start is not None:
             assert self.past is not None
@@ -142,8 +163,8 @@ class Bias(Layer):
         return table.t() if table.shape[0] == self.encoding.index.n else table
 
     def masked(self, bias: Tensor) -> Tensor:
-        if self.layer.causal:
-            bias = bias.masked_fill(self.distances() > 0, float("-inf"))
+        if self.limits is not None:
+            bias = bias.masked_fill(~self.limits, float("-inf"))
         return bias.to(self.dtype)[None]
 
     def bias(self, start: int, queries: int, keys: int) -> Tensor:
@@ -159,7 +180,10 @@ class Bias(Layer):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, start: int) -> Tensor:
         bias = self.bias(start, q.shape[2], k.shape[2])
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=self.scale)
+        if self.visible is not None:
+            bias = bias.masked_fill(~self.visible, float("-inf"))
+        grouped = self.layer.heads != self.layer.kv_heads
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=self.scale, enable_gqa=grouped)
 
 
 class BiasByPair(Bias):
@@ -197,9 +221,11 @@ class Content(Layer):
         if self.fused:
             mask = added * self.factor()
             mask = mask if hidden is None else mask + hidden
+            mask = mask if self.visible is None else mask.masked_fill(~self.visible, float("-inf"))
             return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self.factor())
         scores = (q @ k.transpose(-1, -2) + added) * self.factor()
         scores = scores if hidden is None else scores + hidden
+        scores = scores if self.visible is None else scores.masked_fill(~self.visible, float("-inf"))
         return scores.softmax(-1) @ v
 
 

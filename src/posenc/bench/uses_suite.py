@@ -23,16 +23,18 @@ BUDGETS = {"cpu": 0.4, "cuda": 0.4}
 def all_cells(device: str) -> Iterator[uses.Cell]:
     if device == "cpu":
         yield from uses_layers.cells(device)
+        yield from uses_layers.masked_cells(device)
         yield from uses_models.cells(device)
         return
     cells = [
         *uses_calls.cells(device), *uses_models.cells(device), *uses_models.compiled_cells(device), *uses_layers.cells(device),
+        *uses_layers.masked_cells(device),
     ]  # fmt: skip
     yield from sorted(cells, key=_turn)
 
 
 TURNS = ("host/", "model/", "compiled/t5, 2 layers/64x128", "compiled/deberta, 2 layers/64x128", "decode/", "generate/", "call/", "windows/",
-         "layer/", "lengths/", "compiled/")  # fmt: skip
+         "layer/", "masked/", "lengths/", "compiled/")  # fmt: skip
 """On a GPU, whose time may run out: what matters most comes first."""
 
 
