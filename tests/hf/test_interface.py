@@ -286,7 +286,7 @@ def eager_only(name):
     config = transformers.BridgeTowerConfig(  # is_causal where both sides are visible, and an image without a mask
         hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32,
         text_config=dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32, vocab_size=99),
-        vision_config=dict(hidden_size=32, num_hidden_layers=2, patch_size=8, image_size=32),
+        vision_config=dict(hidden_size=64, num_hidden_layers=2, patch_size=8, image_size=32),
     )  # fmt: skip
     inputs = dict(input_ids=ids, attention_mask=mask, pixel_values=torch.randn(3, 3, 32, 32))
     return transformers.BridgeTowerModel(config), inputs
