@@ -292,6 +292,18 @@ def eager_only(name):
     return transformers.BridgeTowerModel(config), inputs
 
 
+@pytest.mark.parametrize(
+    ("folder", "config", "alone"),
+    [("llama", None, False), ("gpt_oss", None, False), ("gemma2", None, False), ("informer", None, True), ("git", None, True),
+     ("gemma4", "Gemma4AudioConfig", True), ("gemma4", "Gemma4TextConfig", False)],
+)  # fmt: skip
+def test_which_models_are_written_for_eager_alone(folder, config, alone):
+    """Not those with sinks or capped scores, which "sdpa" cannot run, nor those of a file whose other model is."""
+    file = f"transformers.models.{folder}.modeling_{folder}"
+    importlib.import_module(file)
+    assert interface_mask.is_eager_only(file, config) is alone
+
+
 @pytest.mark.parametrize("name", ["nllb_moe", "bridgetower"])
 def test_models_written_for_eager_alone(name):
     torch.manual_seed(seed(1))
