@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ..lowering import LoweredPlan, add
+from ..rules_cpu import cpu_form
 from .band import BandGeometry
 
 
@@ -71,7 +72,8 @@ def structure_reason(lowered: LoweredPlan) -> str | None:
             "a scale for each query would round half precision, and does not become part of the queries beside dot_key"
         )
     if facts.documents or facts.has_dense_mask:
-        return "documents and dense masks are not functions of the distance"
+        if torch.compiler.is_compiling() or cpu_form(facts) != "dense":
+            return "documents and dense masks are not functions of the distance"
     if facts.reads_distance and lowered.offset is None:
         return "the positions are not contiguous"
     return None
