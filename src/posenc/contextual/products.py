@@ -163,18 +163,18 @@ class Halves:
         return _joined(outs, 2), _joined(lses, 2)
 
     def _attend(self, q: Tensor, k: Tensor, pairs: Pairs) -> Attended:
-        k, v = (_batched(x, pairs)[0] for x in (k, self.v))
-        q, padding, sees = _batched(q, pairs)[1], None, None
+        k, v = (_batched(x, pairs, 0) for x in (k, self.v))
+        q, padding, sees = _batched(q, pairs, 1), None, None
         decay: tuple[Tensor, Tensor] | None = None
         if self.total is not None:  # relative to the last token of the left block
-            before, after = _batched(self.total, pairs)
+            before, after = (_batched(self.total, pairs, side) for side in (0, 1))
             anchor = before[..., -1:]
             after, before = ((self.scale * (x - anchor)).to(self.precision) for x in (after, before))
             decay = after, before
         if self.real is not None:
-            padding = _batched(self.real[:, None], pairs)[0][:, 0]
+            padding = _batched(self.real[:, None], pairs, 0)[:, 0]
         if self.ids is not None:  # a document on both sides of the cut is that of the last token before it
-            before, after = (x[:, 0] for x in _batched(self.ids[:, None], pairs))
+            before, after = (_batched(self.ids[:, None], pairs, side)[:, 0] for side in (0, 1))
             own, sees = before == before[:, -1:], after == before[:, -1:]
             padding = own if padding is None else padding & own
         plan = Plan(Positions((k.shape[2], q.shape[2]), k.shape[2]), scale=self.scale, decay=decay)
@@ -225,9 +225,9 @@ def _split(x: Tensor, axis: int, pairs: Pairs) -> tuple[Tensor, Tensor]:
     return left, right
 
 
-def _batched(x: Tensor, pairs: Pairs) -> list[Tensor]:
-    """[B, heads, L, ..] -> left and right blocks, [B × number, heads, size, ..]"""
-    return [part.transpose(1, 2).flatten(0, 1) for part in _split(x, 2, pairs)]
+def _batched(x: Tensor, pairs: Pairs, side: int) -> Tensor:
+    """[B, heads, L, ..] -> left (0) or right (1) blocks, [B × number, heads, size, ..]"""
+    return _split(x, 2, pairs)[side].transpose(1, 2).flatten(0, 1)
 
 
 def _batched_back(x: Tensor, pairs: Pairs) -> Tensor:
