@@ -17,6 +17,7 @@ from .speed_tables import RESULTS
 
 TITLES = {
     "layer": "`posenc.Attention(512, 8)` beside the layer written by hand",
+    "masked": "The same layer with padding, packed documents, a window of 64 or 2 key heads for 8",
     "model": "Models of transformers: `hf.accelerate` beside the original",
     "compiled": "The same under `torch.compile`, two layers",
     "generate": "`generate`",
@@ -29,15 +30,19 @@ TITLES = {
 
 
 REASONS = {
-    "decode/none/*/python": "PyTorch's own call, with a plan's making and checks before it: some 8 µs of Python, whatever the sizes",
+    "decode/none/*/python": "PyTorch's own call, with a plan's making and checks before it: some 10 µs of Python, whatever the sizes",
     "call/t5/*/forward": "the other code makes the dense bias once and never again; a table that may be learned is read in each call, which takes "
     "two small launches before the kernel",
     "call/clipped/*/forward": "as t5",
     "windows/*/forward": "the other code makes the bias once and never again; here a launch makes it in each call",
-    "compiled/*": "at 128 tokens the dense code, fused by Inductor, takes no more time on the device than the fused kernels",
+    "compiled/*": "the dense code, fused by Inductor, takes no more time on the device than the fused kernels at this length",
+    "layer/relative_logits/*": "host time: its table is flipped and padded and its states are scaled in each call, by operations of PyTorch",
+    "layer/transformer_xl/*": "host time: its table is projected in each call, and the difference of its two biases made",
+    "layer/none/*token": "host time: the cache and the layer check what code written by hand does not, some 10 µs of Python",
+    "layer/sinusoidal/*token": "as none",
+    "layer/learned/*token": "as none",
     "layer/*/step": "host time of autograd functions in Python, where dense code has PyTorch's",
-    "layer/*/1x16/*": "host time: the kernels take less than their launches",
-    "layer/*/token": "host time: the kernels take less than their launches",
+    "layer/*": "host time: the kernels take less than their launches",
 }
 """Why a cell may be above the goal, by its name; the first pattern that fits."""
 

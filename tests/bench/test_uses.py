@@ -140,6 +140,22 @@ def test_layers_by_hand_compute_what_ours_do(name, dtype):
         assert error <= allowed
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_masked_layers_by_hand_compute_what_ours_do(dtype):
+    for use, names in {
+        "padded": uses_layers.PADDED,
+        **{use: one for use, (one, _) in uses_layers.OTHER_USES.items()},
+    }.items():
+        for name in names:
+            for batch, length, training in ((3, 20, False), (1, 90, True)):
+                error, allowed = uses_layers.whole_text(name, batch, length, training, "cpu", dtype, use).check()
+                assert error <= allowed, (use, name, training)
+    for name in ("none", "rope", "alibi", "t5"):
+        for batch, count, padded in ((3, 1, True), (1, 4, False)):
+            error, allowed = uses_layers.one_token(name, 24, "cpu", dtype, batch, count, padded).check()
+            assert error <= allowed, (name, batch)
+
+
 @pytest.mark.parametrize("name", uses_calls.PER_HEAD)
 def test_calls(name):
     for training in (False, True):

@@ -11,20 +11,32 @@ import pytest
 pytest.importorskip("triton")
 
 PINNED = {
-    # functions of this package, operations of PyTorch, launches
-    "call/alibi/forward": (23, 0, 1), "call/alibi/step": (28, 0, 4),
-    "call/t5/forward": (24, 1, 2), "call/t5/step": (29, 1, 6),
-    "call/clipped/forward": (24, 0, 2), "call/clipped/step": (29, 0, 6),
-    "call/shaw/forward": (26, 0, 2), "call/shaw/step": (31, 0, 9),
-    "call/deberta/forward": (39, 2, 6), "call/deberta/step": (61, 0, 18),
-    "call/transformer_xl/forward": (52, 4, 5), "call/transformer_xl/step": (69, 3, 15),
-    "layer/alibi/token": (22, 16, 1), "layer/alibi/forward": (17, 14, 1),
-    "layer/t5/token": (22, 16, 1), "layer/t5/forward": (17, 14, 1),
-    "layer/clipped/token": (22, 16, 1), "layer/clipped/forward": (17, 14, 1),
-    "layer/shaw/token": (22, 16, 1), "layer/shaw/forward": (17, 14, 1),
-    "layer/transformer_xl/token": (62, 21, 2), "layer/transformer_xl/forward": (49, 18, 2),
-    "layer/relative_logits/token": (30, 24, 2), "layer/relative_logits/forward": (25, 22, 2),
-}  # fmt: skip
+    # functions of this package, operations of PyTorch, allocations, launches
+    "call/alibi/forward": (23, 0, 2, 1),
+    "call/alibi/step": (28, 0, 6, 4),
+    "call/t5/forward": (24, 1, 2, 2),
+    "call/t5/step": (29, 1, 7, 6),
+    "call/clipped/forward": (24, 0, 2, 2),
+    "call/clipped/step": (29, 0, 7, 6),
+    "call/shaw/forward": (26, 0, 2, 2),
+    "call/shaw/step": (31, 0, 8, 9),
+    "call/deberta/forward": (39, 2, 2, 6),
+    "call/deberta/step": (61, 0, 9, 18),
+    "call/transformer_xl/forward": (52, 4, 2, 5),
+    "call/transformer_xl/step": (69, 3, 10, 15),
+    "layer/alibi/token": (22, 16, 1, 1),
+    "layer/alibi/forward": (17, 14, 1, 1),
+    "layer/t5/token": (22, 16, 1, 1),
+    "layer/t5/forward": (17, 14, 1, 1),
+    "layer/clipped/token": (22, 16, 1, 1),
+    "layer/clipped/forward": (17, 14, 1, 1),
+    "layer/shaw/token": (22, 16, 2, 1),
+    "layer/shaw/forward": (17, 14, 2, 1),
+    "layer/transformer_xl/token": (62, 21, 2, 2),
+    "layer/transformer_xl/forward": (49, 18, 2, 2),
+    "layer/relative_logits/token": (30, 24, 2, 2),
+    "layer/relative_logits/forward": (25, 22, 2, 2),
+}
 SLACK = 3
 """Functions and operations: releases of Python and PyTorch differ by a few. Launches are counted exactly."""
 
@@ -38,8 +50,9 @@ def test_the_host_work_of_repeated_calls():
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.strip().splitlines()[-1])
     assert found.keys() == PINNED.keys()
-    for name, (calls, operations, launches) in PINNED.items():
+    for name, (calls, operations, allocations, launches) in PINNED.items():
         now = found[name]
         assert now["calls"] <= calls + SLACK, f"{name}: {now}, {calls} calls are pinned"
         assert now["operations"] <= operations + SLACK, f"{name}: {now}, {operations} operations are pinned"
-        assert now["launches"] == launches, f"{name}: {now}, {launches} launches are pinned"
+        assert now["allocations"] <= allocations, f"{name}: {now}, {allocations} allocations are pinned"
+        assert now["launches"] <= launches, f"{name}: {now}, {launches} launches are pinned"

@@ -7,7 +7,6 @@ The interpreter must be on before Triton is imported, and must not be on for any
 
 import dataclasses
 import itertools
-import operator
 import os
 import sys
 import weakref
@@ -664,80 +663,6 @@ def group_shifts():
         ours, expected = (run(states, names, name, None) for name in ("triton", "reference"))
         for name, x in expected.items():
             torch.testing.assert_close(ours[name], x, rtol=0, atol=2e-6 * float(x.abs().max()))
-
-
-WORK: dict[str, tuple[tuple[int, int, int], tuple[int, int, int]]] = {
-    "alibi": ((1, 2, 19), (4, 6, 23)),
-    "t5": ((2, 2, 20), (6, 7, 24)),
-    "clipped": ((1, 2, 20), (5, 7, 24)),
-    "shaw": ((2, 2, 22), (9, 8, 26)),
-    "deberta": ((5, 2, 41), (16, 9, 45)),
-    "transformer_xl": ((5, 2, 42), (14, 10, 46)),
-}
-"""A repeated call: launches, allocations, and calls of this package's functions, forward and in a step."""
-ALLOCATIONS = ("empty", "empty_like", "empty_strided", "zeros", "new_empty", "new_zeros")
-
-
-def count_allocations(run):
-    """In the main thread, where the backward pass runs too."""
-    made = []
-
-    def profile(frame, event, argument):
-        if event == "c_call" and argument.__name__ in ALLOCATIONS:
-            made.append(argument.__name__)
-
-    sys.setprofile(profile)
-    try:
-        with torch.autograd.set_multithreading_enabled(False):
-            run()
-    finally:
-        sys.setprofile(None)
-    return len(made)
-
-
-def group_work():
-    """Host time grows with the work of a repeated call, which is counted here, without running a kernel."""
-    from posenc import Attention
-    from posenc.bench.uses_calls import make_encoding
-    from posenc.engines.triton import launcher
-    from tests.nn.test_work import count_calls
-
-    class Compiled:
-        function = packed_metadata = None
-
-        def __getitem__(self, grid):
-            return self.run
-
-        def run(self, *arguments):
-            launched.append(arguments)
-
-    launched: list = []
-    launcher.INTERPRETED, launcher.current_stream = False, lambda device: 0
-    launcher.compile_kernel = lambda *_: Compiled()
-    q, k, v = (torch.randn(2, 4, 32, 64, requires_grad=True) for _ in range(3))
-    for name, allowed in WORK.items():
-        layer = Attention(256, 4, encoding=make_encoding(name, 4, 64, "cpu", torch.float32), causal=name == "alibi")
-
-        def forward():
-            with torch.no_grad():
-                return call()
-
-        def call():
-            plan = layer.encoding.plan(Positions(32), host=layer)  # noqa: B023
-            return attend(q, k, v, plan, engine="triton", causal=name == "alibi")  # noqa: B023
-
-        def step():
-            torch.autograd.grad(call().sum(), (q, k, v, *layer.encoding.parameters()))  # noqa: B023
-
-        for run, most in zip((forward, step), allowed, strict=True):
-            for _ in range(4):
-                run()
-            launched.clear()
-            calls = count_calls(run)
-            found = len(launched), count_allocations(run), calls
-            assert all(map(operator.le, found, most)), (
-                f"{name}: {found} launches, allocations, calls; {most} are pinned"
-            )
 
 
 if __name__ == "__main__":

@@ -365,7 +365,6 @@ def from_contextual(recorder, only):
                 out, rest = operators.forward(q, k, v, counts, *masks, 0.1, True)
                 d_left = rest if masked and counts is None else None
                 operators.backward(q, d_left, q, k, v, counts, *masks, out, rest, 0.1, True)
-            operators.substitute(torch.empty(2, 64, 64))
 
 
 def from_rotation(recorder, only):

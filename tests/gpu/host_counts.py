@@ -1,4 +1,5 @@
-"""What the host does for a repeated call on a GPU, counted without one: functions of this package, PyTorch's operations, launches.
+"""What the host does for a repeated call on a GPU, counted without one: functions of this package, PyTorch's operations, allocations
+outside of PyTorch's dispatcher, launches.
 
     python -m tests.gpu.host_counts
 
@@ -24,6 +25,7 @@ from tests.gpu.elsewhere import use_tiles_of
 from tests.nn.test_work import count_calls
 
 launched: list[str] = []
+allocated: list[tuple] = []
 
 
 class Kernel:
@@ -61,7 +63,12 @@ def pretend() -> None:
     launches.compile_kernel = launcher.compile_kernel = compile_kernel
     launcher.trailing_arguments = lambda *_: ()
     for module in (launches, replay, decode_step, projection):
-        module.find_allocation = lambda device: torch._C._dynamo.guards._empty_strided_cpu
+        module.find_allocation = lambda device: allocate
+
+
+def allocate(size, stride, dtype):
+    allocated.append(size)
+    return torch._C._dynamo.guards._empty_strided_cpu(size, stride, dtype)
 
 
 def count(call, prepare=lambda: None) -> dict[str, int]:
@@ -69,19 +76,13 @@ def count(call, prepare=lambda: None) -> dict[str, int]:
     for _ in range(5):
         call()
     launched.clear()
+    allocated.clear()
     call()
-    kernels = len(launched)
-    calls = count_calls(call)
-    operations = 0
-
-    def profiled():
-        nonlocal operations
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as record:
-            call()
-        operations = sum(event.name.startswith("aten::") and event.cpu_parent is None for event in record.events())
-
-    profiled()
-    return {"calls": calls, "operations": operations, "launches": kernels}
+    found = {"calls": count_calls(call), "launches": len(launched) // 2, "allocations": len(allocated) // 2}
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as record:
+        call()
+    found["operations"] = sum(event.name.startswith("aten::") and event.cpu_parent is None for event in record.events())
+    return found
 
 
 def one_call(name: str, training: bool, heads: int = 4, size: int = 32, length: int = 64):

@@ -1,10 +1,12 @@
 """Inkling's text model against transformers: full and sliding layers, temperature, padding, caches."""
 
 import torch
+from transformers import StaticCache
 from transformers.models.inkling.configuration_inkling import InklingTextConfig
 from transformers.models.inkling.modeling_inkling import InklingTextModel
 
 from posenc import hf
+from posenc.hf import rules
 from tests.hf.compare import outputs_agree
 from tests.seeds import seed
 
@@ -41,3 +43,13 @@ def test_output_attentions_falls_back():
     ours = hf.accelerate(model)(input_ids=ids, attention_mask=mask, output_attentions=True).attentions
     for a, b in zip(ours, theirs, strict=True):
         outputs_agree(a[mask.bool().all(1)], b[mask.bool().all(1)])
+
+
+def test_the_start_of_a_text_in_a_static_cache():
+    """Its states become a dense bias of the tokens so far, not of all slots."""
+    (ids, _), model = batch(), make()
+    cache = StaticCache(config=model.config, max_cache_len=40)
+    with torch.no_grad(), rules.suspended():
+        theirs = model(ids, use_cache=False)[0]
+        hf.accelerate(model)
+        outputs_agree(model(ids, past_key_values=cache)[0], theirs)

@@ -286,10 +286,22 @@ def eager_only(name):
     config = transformers.BridgeTowerConfig(  # is_causal where both sides are visible, and an image without a mask
         hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32,
         text_config=dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32, vocab_size=99),
-        vision_config=dict(hidden_size=32, num_hidden_layers=2, patch_size=8, image_size=32),
+        vision_config=dict(hidden_size=64, num_hidden_layers=2, patch_size=8, image_size=32),
     )  # fmt: skip
     inputs = dict(input_ids=ids, attention_mask=mask, pixel_values=torch.randn(3, 3, 32, 32))
     return transformers.BridgeTowerModel(config), inputs
+
+
+@pytest.mark.parametrize(
+    ("folder", "config", "alone"),
+    [("llama", None, False), ("gpt_oss", None, False), ("gemma2", None, False), ("informer", None, True), ("git", None, True),
+     ("gemma4", "Gemma4AudioConfig", True), ("gemma4", "Gemma4TextConfig", False)],
+)  # fmt: skip
+def test_which_models_are_written_for_eager_alone(folder, config, alone):
+    """Not those with sinks or capped scores, which "sdpa" cannot run, nor those of a file whose other model is."""
+    file = f"transformers.models.{folder}.modeling_{folder}"
+    importlib.import_module(file)
+    assert interface_mask.is_eager_only(file, config) is alone
 
 
 @pytest.mark.parametrize("name", ["nllb_moe", "bridgetower"])

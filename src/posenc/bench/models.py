@@ -3,128 +3,109 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import torch
+from torch import Tensor
 
-Made = tuple[Any, dict[str, Any]]
+Inputs = dict[str, Any]
+Made = tuple[Any, Inputs]
 
 
-def pixels(rows: int, side: int) -> dict[str, Any]:
+def make(model: str, config: str, inputs: Inputs, module: str = "", /, **options: Any) -> Made:
+    """The class `model` with its configuration, by name; module: of a model that transformers does not export."""
+    transformers = import_module("transformers")
+    owner = transformers if not module else import_module(f"transformers.models.{module}.modeling_{module}")
+    return getattr(owner, model)(getattr(transformers, config)(**options)), inputs
+
+
+# ---- inputs --------------------------------------------------------------------------------------------------------
+def pixels(rows: int, side: int) -> Inputs:
     return {"pixel_values": torch.randn(rows, 3, side, side)}
 
 
-def swin(side: int, window: int, rows: int) -> Made:
-    from transformers import SwinConfig, SwinModel
-
-    config = SwinConfig(image_size=side, window_size=window, depths=[2, 2, 2, 2], drop_path_rate=0.0)
-    return SwinModel(config), pixels(rows, side)
+def waveform(seconds: int) -> Inputs:
+    return {"input_values": torch.randn(1, 16000 * seconds)}
 
 
-def swinv2() -> Made:
-    from transformers import Swinv2Config, Swinv2Model
-
-    config = Swinv2Config(image_size=256, window_size=8, depths=[2, 2, 2, 2], drop_path_rate=0.0)
-    return Swinv2Model(config), pixels(2, 256)
-
-
-def donut() -> Made:
-    from transformers import DonutSwinConfig, DonutSwinModel
-
-    config = DonutSwinConfig(
-        image_size=640, window_size=10, embed_dim=128, depths=[2, 2], num_heads=[4, 8], drop_path_rate=0.0
-    )
-    return DonutSwinModel(config), pixels(1, 640)
-
-
-def beit(side: int) -> Made:
-    from transformers import BeitConfig, BeitModel
-
-    config = BeitConfig(image_size=side, num_hidden_layers=3, use_relative_position_bias=True, drop_path_rate=0.0)
-    return BeitModel(config), pixels(1, side)
-
-
-def sam(side: int) -> Made:
-    from transformers import SamVisionConfig
-    from transformers.models.sam.modeling_sam import SamVisionEncoder
-
-    config = SamVisionConfig(image_size=side, num_hidden_layers=2, global_attn_indexes=[1])
-    config._attn_implementation = "sdpa"
-    return SamVisionEncoder(config), pixels(1, side)
-
-
-def vitdet() -> Made:
-    from transformers import VitDetConfig, VitDetModel
-
-    config = VitDetConfig(
-        image_size=640, pretrain_image_size=640, num_hidden_layers=2, window_block_indices=[0], window_size=14,
-        use_relative_position_embeddings=True,
-    )  # fmt: skip
-    return VitDetModel(config), pixels(1, 640)
-
-
-def wavlm(seconds: int) -> Made:
-    from transformers import WavLMConfig, WavLMModel
-
-    return WavLMModel(WavLMConfig(num_hidden_layers=3, layerdrop=0.0)), {
-        "input_values": torch.randn(1, 16000 * seconds)
-    }
-
-
-def gpt_oss(length: int) -> Made:
-    from transformers import GptOssConfig, GptOssModel
-
-    config = GptOssConfig(
-        vocab_size=1000, hidden_size=1024, intermediate_size=512, num_hidden_layers=2, num_attention_heads=16,
-        num_key_value_heads=4, head_dim=64, num_local_experts=2, num_experts_per_tok=1, sliding_window=128,
-    )  # fmt: skip
-    return GptOssModel(config), {"input_ids": torch.randint(3, 1000, (1, length))}
-
-
-def states(rows: int, length: int, width: int) -> Any:
+def states(rows: int, length: int, width: int) -> Tensor:
     return torch.randn(rows, length, width)
 
 
-def speecht5(rows: int, frames: int) -> Made:
-    from transformers import SpeechT5Config
-    from transformers.models.speecht5.modeling_speecht5 import SpeechT5EncoderWithoutPrenet
-
-    config = SpeechT5Config(encoder_layers=3, encoder_layerdrop=0.0)
-    return SpeechT5EncoderWithoutPrenet(config), {"input_values": states(rows, frames, 768)}
+def tokens(rows: int, length: int) -> Inputs:
+    return {"input_ids": torch.randint(3, 1000, (rows, length))}
 
 
-def vits(rows: int, tokens: int) -> Made:
-    from transformers import VitsConfig
-    from transformers.models.vits.modeling_vits import VitsTextEncoder
+def padded(rows: int, length: int) -> Inputs:
+    """The last row is half as long."""
+    given = tokens(rows, length)
+    mask = torch.ones_like(given["input_ids"])
+    mask[-1, length // 2 :] = 0
+    return {**given, "attention_mask": mask}
 
-    encoder = VitsTextEncoder(VitsConfig(num_hidden_layers=3, layerdrop=0.0, attn_implementation="eager"))
-    ids, mask = torch.randint(1, 38, (rows, tokens)), torch.ones(rows, tokens)
-    return encoder, {"input_ids": ids, "padding_mask": mask[..., None], "attention_mask": mask}
+
+def decoded(rows: int, length: int) -> Inputs:
+    """For a decoder, which would keep its keys and values."""
+    return {**padded(rows, length), "use_cache": False}
+
+
+def unpadded(made: Made) -> Made:
+    return made[0], {"input_ids": made[1]["input_ids"]}
+
+
+# ---- images --------------------------------------------------------------------------------------------------------
+def swin(side: int, window: int, rows: int) -> Made:
+    sizes = {"image_size": side, "window_size": window, "depths": [2, 2, 2, 2]}
+    return make("SwinModel", "SwinConfig", pixels(rows, side), **sizes, drop_path_rate=0.0)
+
+
+def swinv2() -> Made:
+    sizes = {"image_size": 256, "window_size": 8, "depths": [2, 2, 2, 2]}
+    return make("Swinv2Model", "Swinv2Config", pixels(2, 256), **sizes, drop_path_rate=0.0)
+
+
+def donut() -> Made:
+    sizes = {"image_size": 640, "window_size": 10, "embed_dim": 128, "depths": [2, 2], "num_heads": [4, 8]}
+    return make("DonutSwinModel", "DonutSwinConfig", pixels(1, 640), **sizes, drop_path_rate=0.0)
+
+
+def beit(side: int) -> Made:
+    options = {"num_hidden_layers": 3, "use_relative_position_bias": True, "drop_path_rate": 0.0}
+    return make("BeitModel", "BeitConfig", pixels(1, side), image_size=side, **options)
+
+
+def sam(side: int) -> Made:
+    sizes = {"image_size": side, "num_hidden_layers": 2, "global_attn_indexes": [1]}
+    return make("SamVisionEncoder", "SamVisionConfig", pixels(1, side), "sam", **sizes, attn_implementation="sdpa")  # fmt: skip
+
+
+def vitdet() -> Made:
+    return make(
+        "VitDetModel", "VitDetConfig", pixels(1, 640), image_size=640, pretrain_image_size=640, num_hidden_layers=2, window_block_indices=[0],
+        window_size=14, use_relative_position_embeddings=True,
+    )  # fmt: skip
+
+
+# ---- speech --------------------------------------------------------------------------------------------------------
+def wavlm(seconds: int) -> Made:
+    return make("WavLMModel", "WavLMConfig", waveform(seconds), num_hidden_layers=3, layerdrop=0.0)
 
 
 def sew_d(seconds: int) -> Made:
-    from transformers import SEWDConfig, SEWDModel
-
-    return SEWDModel(SEWDConfig(num_hidden_layers=3)), {"input_values": torch.randn(1, 16000 * seconds)}
+    return make("SEWDModel", "SEWDConfig", waveform(seconds), num_hidden_layers=3)
 
 
-def falcon(length: int) -> Made:
-    from transformers import FalconConfig, FalconModel
-
-    config = FalconConfig(
-        vocab_size=1000, hidden_size=2048, num_attention_heads=32, num_hidden_layers=1, alibi=True, multi_query=False,
-        parallel_attn=False, bias=True,
-    )  # fmt: skip
-    return FalconModel(config), {"input_ids": torch.randint(3, 1000, (1, length)), "use_cache": False}
+def speecht5(rows: int, frames: int) -> Made:
+    inputs = {"input_values": states(rows, frames, 768)}
+    return make("SpeechT5EncoderWithoutPrenet", "SpeechT5Config", inputs, "speecht5", encoder_layers=3, encoder_layerdrop=0.0)  # fmt: skip
 
 
-def layoutlmv3(words: int) -> Made:
-    from transformers import LayoutLMv3Config, LayoutLMv3Model
-
-    boxes = torch.randint(0, 500, (1, words, 4)) + torch.tensor([0, 0, 500, 500])
-    return LayoutLMv3Model(LayoutLMv3Config(num_hidden_layers=3, max_position_embeddings=514)), {
-        "input_ids": torch.randint(3, 1000, (1, words)), "bbox": boxes, **pixels(1, 224)
-    }  # fmt: skip
+def vits(rows: int, length: int) -> Made:
+    ids, mask = torch.randint(1, 38, (rows, length)), torch.ones(rows, length)
+    inputs = {"input_ids": ids, "padding_mask": mask[..., None], "attention_mask": mask}
+    options = {"num_hidden_layers": 3, "layerdrop": 0.0, "attn_implementation": "eager"}
+    return make("VitsTextEncoder", "VitsConfig", inputs, "vits", **options)
 
 
 def fastspeech2(frames: int) -> Made:
@@ -136,124 +117,99 @@ def fastspeech2(frames: int) -> Made:
 
 
 def parakeet(seconds: int) -> Made:
-    from transformers import ParakeetEncoder, ParakeetEncoderConfig
-
-    config = ParakeetEncoderConfig(num_hidden_layers=2, layerdrop=0.0)
-    return ParakeetEncoder(config), {"input_features": states(1, 100 * seconds, config.num_mel_bins)}
-
-
-def tokens(rows: int, length: int) -> dict[str, Any]:
-    return {"input_ids": torch.randint(3, 1000, (rows, length))}
-
-
-def padded(rows: int, length: int) -> dict[str, Any]:
-    """The last row is half as long."""
-    given = tokens(rows, length)
-    mask = torch.ones_like(given["input_ids"])
-    mask[-1, length // 2 :] = 0
-    return {**given, "attention_mask": mask}
-
-
-def t5(rows: int, length: int, layers: int = 2) -> Made:
-    from transformers import T5Config, T5EncoderModel
-
-    config = T5Config(vocab_size=1000, d_model=768, d_ff=3072, num_layers=layers, num_heads=12, d_kv=64)
-    return T5EncoderModel(config), padded(rows, length)
-
-
-def umt5(rows: int, length: int) -> Made:
-    from transformers import UMT5Config, UMT5EncoderModel
-
-    config = UMT5Config(vocab_size=1000, d_model=768, d_ff=2048, num_layers=2, num_heads=12, d_kv=64)
-    return UMT5EncoderModel(config), padded(rows, length)
-
-
-def longt5(rows: int, length: int, layers: int = 2, kind: str = "local") -> Made:
-    from transformers import LongT5Config, LongT5EncoderModel
-
-    config = LongT5Config(
-        vocab_size=1000, d_model=768, d_ff=2048, num_layers=layers, num_heads=12, d_kv=64, encoder_attention_type=kind,
-        feed_forward_proj="gated-gelu",
-    )  # fmt: skip
-    return LongT5EncoderModel(config), padded(rows, length)
-
-
-def deberta(rows: int, length: int, layers: int = 2) -> Made:
-    from transformers import DebertaV2Config, DebertaV2Model
-
-    config = DebertaV2Config(
-        vocab_size=1000, num_hidden_layers=layers, hidden_size=768, num_attention_heads=12, intermediate_size=3072,
-        relative_attention=True, position_buckets=256, norm_rel_ebd="layer_norm", share_att_key=True,
-        pos_att_type=["p2c", "c2p"], position_biased_input=False, type_vocab_size=0,
-    )  # fmt: skip
-    return DebertaV2Model(config), padded(rows, length)
-
-
-def mpnet(rows: int, length: int) -> Made:
-    from transformers import MPNetConfig, MPNetModel
-
-    return MPNetModel(MPNetConfig(vocab_size=1000, num_hidden_layers=2)), padded(rows, length)
-
-
-def xlnet(rows: int, length: int) -> Made:
-    from transformers import XLNetConfig, XLNetModel
-
-    config = XLNetConfig(vocab_size=1000, d_model=768, n_layer=2, n_head=12, d_inner=3072)
-    return XLNetModel(config), padded(rows, length)
-
-
-def bloom(rows: int, length: int, layers: int = 2) -> Made:
-    from transformers import BloomConfig, BloomModel
-
-    config = BloomConfig(vocab_size=1000, hidden_size=1024, n_layer=layers, n_head=16)
-    return BloomModel(config), {**padded(rows, length), "use_cache": False}
-
-
-def mpt(rows: int, length: int) -> Made:
-    from transformers import MptConfig, MptModel
-
-    config = MptConfig(vocab_size=1000, d_model=1024, n_heads=16, n_layers=2, max_seq_len=length)
-    return MptModel(config), {**padded(rows, length), "use_cache": False}
-
-
-def gptj(rows: int, length: int) -> Made:
-    from transformers import GPTJConfig, GPTJModel
-
-    config = GPTJConfig(vocab_size=1000, n_embd=1024, n_layer=2, n_head=4, n_positions=length, rotary_dim=64)
-    return GPTJModel(config), {**padded(rows, length), "use_cache": False}
-
-
-def llama(rows: int, length: int) -> Made:
-    from transformers import LlamaConfig, LlamaModel
-
-    config = LlamaConfig(
-        vocab_size=1000, hidden_size=1024, intermediate_size=2816, num_hidden_layers=2, num_attention_heads=16,
-        num_key_value_heads=4,
-    )  # fmt: skip
-    return LlamaModel(config), {**padded(rows, length), "use_cache": False}
+    model, _ = make("ParakeetEncoder", "ParakeetEncoderConfig", {}, num_hidden_layers=2, layerdrop=0.0)
+    return model, {"input_features": states(1, 100 * seconds, model.config.num_mel_bins)}
 
 
 def conformer(seconds: int, kind: str) -> Made:
-    from transformers import Wav2Vec2BertConfig, Wav2Vec2BertModel
-
-    config = Wav2Vec2BertConfig(
-        num_hidden_layers=2, layerdrop=0.0, apply_spec_augment=False, add_adapter=False, position_embeddings_type=kind
-    )
-    return Wav2Vec2BertModel(config), {"input_features": states(1, 50 * seconds, 160)}
+    return make(
+        "Wav2Vec2BertModel", "Wav2Vec2BertConfig", {"input_features": states(1, 50 * seconds, 160)}, num_hidden_layers=2, layerdrop=0.0,
+        apply_spec_augment=False, add_adapter=False, position_embeddings_type=kind,
+    )  # fmt: skip
 
 
-def seamless(seconds: int, version: int) -> Made:
-    from transformers import SeamlessM4TConfig, SeamlessM4Tv2Config
-    from transformers.models.seamless_m4t.modeling_seamless_m4t import SeamlessM4TConformerEncoder
-    from transformers.models.seamless_m4t_v2.modeling_seamless_m4t_v2 import SeamlessM4Tv2ConformerEncoder
+def seamless(seconds: int, version: str, **options: Any) -> Made:
+    """version: "" or "v2"."""
+    module = f"seamless_m4t_{version}".rstrip("_")
+    model, inputs = make(
+        f"SeamlessM4T{version}ConformerEncoder", f"SeamlessM4T{version}Config", {"hidden_states": states(1, 50 * seconds, 1024)}, module,
+        speech_encoder_layers=2, speech_encoder_layerdrop=0.0, **options,
+    )  # fmt: skip
+    model.config._attn_implementation = "sdpa"
+    return model, inputs
 
-    options: Any = dict(speech_encoder_layers=2, speech_encoder_layerdrop=0.0)
-    if version == 1:
-        encoder: Any = SeamlessM4TConformerEncoder(SeamlessM4TConfig(**options))
-    else:
-        encoder = SeamlessM4Tv2ConformerEncoder(SeamlessM4Tv2Config(**options, speech_encoder_chunk_size=20000))
-    encoder.config._attn_implementation = "sdpa"
-    return encoder, {"hidden_states": states(1, 50 * seconds, 1024)}
+
+# ---- text ----------------------------------------------------------------------------------------------------------
+def t5(rows: int, length: int, layers: int = 2) -> Made:
+    sizes = {"vocab_size": 1000, "d_model": 768, "d_ff": 3072, "num_heads": 12, "d_kv": 64}
+    return make("T5EncoderModel", "T5Config", padded(rows, length), **sizes, num_layers=layers)
+
+
+def umt5(rows: int, length: int) -> Made:
+    sizes = {"vocab_size": 1000, "d_model": 768, "d_ff": 2048, "num_layers": 2, "num_heads": 12, "d_kv": 64}
+    return make("UMT5EncoderModel", "UMT5Config", padded(rows, length), **sizes)
+
+
+def longt5(rows: int, length: int, layers: int = 2, kind: str = "local") -> Made:
+    sizes = {"vocab_size": 1000, "d_model": 768, "d_ff": 2048, "num_layers": layers, "num_heads": 12, "d_kv": 64}
+    options = {"encoder_attention_type": kind, "feed_forward_proj": "gated-gelu"}
+    return make("LongT5EncoderModel", "LongT5Config", padded(rows, length), **sizes, **options)
+
+
+def deberta(rows: int, length: int, layers: int = 2) -> Made:
+    return make(
+        "DebertaV2Model", "DebertaV2Config", padded(rows, length), vocab_size=1000, num_hidden_layers=layers, hidden_size=768,
+        num_attention_heads=12, intermediate_size=3072, relative_attention=True, position_buckets=256, norm_rel_ebd="layer_norm",
+        share_att_key=True, pos_att_type=["p2c", "c2p"], position_biased_input=False, type_vocab_size=0,
+    )  # fmt: skip
+
+
+def mpnet(rows: int, length: int) -> Made:
+    return make("MPNetModel", "MPNetConfig", padded(rows, length), vocab_size=1000, num_hidden_layers=2)
+
+
+def xlnet(rows: int, length: int) -> Made:
+    sizes = {"vocab_size": 1000, "d_model": 768, "n_layer": 2, "n_head": 12, "d_inner": 3072}
+    return make("XLNetModel", "XLNetConfig", padded(rows, length), **sizes)
+
+
+def bloom(rows: int, length: int, layers: int = 2) -> Made:
+    sizes = {"vocab_size": 1000, "hidden_size": 1024, "n_layer": layers, "n_head": 16}
+    return make("BloomModel", "BloomConfig", decoded(rows, length), **sizes)
+
+
+def mpt(rows: int, length: int) -> Made:
+    sizes = {"vocab_size": 1000, "d_model": 1024, "n_heads": 16, "n_layers": 2, "max_seq_len": length}
+    return make("MptModel", "MptConfig", decoded(rows, length), **sizes)
+
+
+def gptj(rows: int, length: int) -> Made:
+    sizes = {"vocab_size": 1000, "n_embd": 1024, "n_layer": 2, "n_head": 4, "n_positions": length, "rotary_dim": 64}
+    return make("GPTJModel", "GPTJConfig", decoded(rows, length), **sizes)
+
+
+def llama(rows: int, length: int) -> Made:
+    sizes = {"vocab_size": 1000, "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 2}
+    return make("LlamaModel", "LlamaConfig", decoded(rows, length), **sizes, num_attention_heads=16, num_key_value_heads=4)  # fmt: skip
+
+
+def falcon(length: int) -> Made:
+    sizes = {"vocab_size": 1000, "hidden_size": 2048, "num_attention_heads": 32, "num_hidden_layers": 1}
+    options = {"alibi": True, "multi_query": False, "parallel_attn": False, "bias": True}
+    return make("FalconModel", "FalconConfig", {**tokens(1, length), "use_cache": False}, **sizes, **options)
+
+
+def gpt_oss(length: int) -> Made:
+    return make(
+        "GptOssModel", "GptOssConfig", tokens(1, length), vocab_size=1000, hidden_size=1024, intermediate_size=512, num_hidden_layers=2,
+        num_attention_heads=16, num_key_value_heads=4, head_dim=64, num_local_experts=2, num_experts_per_tok=1, sliding_window=128,
+    )  # fmt: skip
+
+
+def layoutlmv3(words: int) -> Made:
+    boxes = torch.randint(0, 500, (1, words, 4)) + torch.tensor([0, 0, 500, 500])
+    inputs = {**tokens(1, words), "bbox": boxes, **pixels(1, 224)}
+    return make("LayoutLMv3Model", "LayoutLMv3Config", inputs, num_hidden_layers=3, max_position_embeddings=514)
 
 
 def inkling(rows: int, length: int) -> Made:
@@ -267,10 +223,6 @@ def inkling(rows: int, length: int) -> Made:
         bos_token_id=2, **heads, **{f"swa_{name}": value for name, value in heads.items()},
     )  # fmt: skip
     return InklingTextModel(config), {**tokens(rows, length), "use_cache": False}
-
-
-def unpadded(made: Made) -> Made:
-    return made[0], {"input_ids": made[1]["input_ids"]}
 
 
 WHOLE: dict[str, Callable[[], Made]] = {
@@ -303,8 +255,8 @@ MODELS: dict[str, Callable[[], Made]] = {
     "Inkling (width 1024), 1024": lambda: inkling(1, 1024),
     "w2v-BERT, 10 s": lambda: conformer(10, "relative_key"),
     "w2v-BERT with Transformer-XL's terms, 20 s": lambda: conformer(20, "relative"),
-    "SeamlessM4T's speech encoder, 20 s": lambda: seamless(20, 1),
-    "SeamlessM4T v2's speech encoder, 20 s": lambda: seamless(20, 2),
+    "SeamlessM4T's speech encoder, 20 s": lambda: seamless(20, ""),
+    "SeamlessM4T v2's speech encoder, 20 s": lambda: seamless(20, "v2", speech_encoder_chunk_size=20000),
     "Swin-T, 2 × 224²": lambda: swin(224, 7, 2),
     "Swin, windows of 12², 384²": lambda: swin(384, 12, 1),
     "Swin v2-T, 2 × 256²": swinv2,

@@ -167,6 +167,10 @@ def _rounds(calls: dict[str, Call], clock: Clock, device: str, contest: Contest,
     enough = 0.002 if device == "cpu" else 0.003
     longest = 200 if clock != "host" else 30  # more would fill the queue of launches, and wait for the device
     inner = {name: contest.inner or max(1, min(longest, math.ceil(enough / max(rough[name], 1e-7)))) for name in calls}
+    if (
+        device != "cpu" and contest.inner is None
+    ):  # the first call of a round finds an idle device, which no call within a model does
+        inner = {name: max(count, AT_LEAST) if rough[name] < 0.02 else count for name, count in inner.items()}
     a_round = sum(rough[name] * inner[name] for name in calls)
     rounds = max(3, min(200 if device == "cpu" else 60, int(budget / max(a_round, 1e-6))))
     taken: dict[str, list[float]] = {name: [] for name in calls}
@@ -186,6 +190,8 @@ def _rounds(calls: dict[str, Call], clock: Clock, device: str, contest: Contest,
     return taken
 
 
+AT_LEAST = 4
+"""Calls in a round on a GPU, unless a call takes long."""
 STEADY_ROUNDS = 10
 """Rounds, as many of them forwards as backwards, after which a GPU's ratios are enough where they agree."""
 

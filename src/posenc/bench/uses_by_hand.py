@@ -10,21 +10,34 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from .. import Attention, Positions
 
 
-class Layer:
-    """No positions. x [B, L, d_model]; `cached` continues keys and values [B, H, longest, D] at `start`."""
+class Layer(nn.Module):
+    """No positions. x [B, L, d_model]; `cached` continues keys and values [B, Hkv, longest, D] at `start`. Padding and documents become
+    a boolean mask, joined with causality and window."""
+
+    layer: Attention
+    encoding: Any
 
     def __init__(self, layer: Attention, longest: int, trains: bool):
-        self.layer, self.longest, self.trains = layer, longest, trains
+        super().__init__()
+        # not as modules of its own, which nn.Module looks up last of all
+        self.__dict__.update(layer=layer, encoding=layer.encoding)
+        self.longest, self.trains = longest, trains
         weight = layer.q_proj.weight
         self.device, self.dtype = weight.device, weight.dtype
-        self.encoding: Any = layer.encoding
         self.scale: float | None = None
         self.past: tuple[Tensor, Tensor] | None = None
+        self.visible: Tensor | None = None
+        self.limits = self.distances() <= 0 if layer.causal else None
+        if layer.window is not None:
+            left, right = layer.window if isinstance(layer.window, tuple) else (layer.window, layer.window)
+            for side, away in ((left, -self.distances()), (right, self.distances())):
+                if side is not None:
+                    self.limits = away <= side if self.limits is None else self.limits & (away <= side)
         with torch.no_grad():
             self.make()
 
@@ -42,23 +55,36 @@ class Layer:
         return q, k
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, start: int) -> Tensor:
-        causal = self.layer.causal and q.shape[2] > 1
-        return F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=self.scale)
+        layer, queries, keys = self.layer, q.shape[2], k.shape[2]
+        mask, grouped = self.visible, layer.heads != layer.kv_heads
+        if mask is None and layer.window is None and (queries == 1 or queries == keys):
+            causal = layer.causal and queries > 1
+            return F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=self.scale, enable_gqa=grouped)
+        if self.limits is not None and (queries > 1 or layer.window is not None):
+            limits = self.limits[start : start + queries, :keys]
+            mask = limits if mask is None else mask & limits
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self.scale, enable_gqa=grouped)
 
     def start_cache(self, batch: int) -> None:
-        shape = (batch, self.layer.heads, self.longest, self.layer.head_dim)
+        shape = (batch, self.layer.kv_heads, self.longest, self.layer.head_dim)
         self.past = (
             torch.empty(shape, device=self.device, dtype=self.dtype),
             torch.empty(shape, device=self.device, dtype=self.dtype),
         )
 
-    def __call__(self, x: Tensor, start: int | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, start: int | None = None, key_mask: Tensor | None = None, documents: Tensor | None = None
+    ) -> Tensor:
         layer, first = self.layer, start or 0
+        self.visible = None if key_mask is None else key_mask[:, None, None]
+        if documents is not None:
+            same = (documents[:, :, None] == documents[:, None])[:, None]
+            self.visible = same if self.visible is None else self.visible & same
         batch, length, _ = x.shape
         x = self.embed(x, first)
         q = layer.q_proj(x).view(batch, length, layer.heads, layer.head_dim).transpose(1, 2)
-        k = layer.k_proj(x).view(batch, length, layer.heads, layer.head_dim).transpose(1, 2)
-        v = layer.v_proj(x).view(batch, length, layer.heads, layer.head_dim).transpose(1, 2)
+        k = layer.k_proj(x).view(batch, length, layer.kv_heads, layer.head_dim).transpose(1, 2)
+        v = layer.v_proj(x).view(batch, length, layer.kv_heads, layer.head_dim).transpose(1, 2)
         q, k = self.rotate(q, k, first)
         if start is not None:
             assert self.past is not None
@@ -88,13 +114,13 @@ class Rotary(Layer):
 
     def make(self) -> None:
         rotation = self.encoding.rotation(Positions(self.longest))
-        self.half = rotation.layout == "half"
-        repeat = (lambda a: torch.cat((a, a), -1)) if self.half else (lambda a: a.repeat_interleave(2, -1))
+        self.in_halves = rotation.layout == "half"
+        repeat = (lambda a: torch.cat((a, a), -1)) if self.in_halves else (lambda a: a.repeat_interleave(2, -1))
         self.q_angles = [repeat(a)[0].to(self.device, self.dtype) for a in rotation.q]
         self.k_angles = [repeat(a)[0].to(self.device, self.dtype) for a in rotation.k]
 
     def swapped(self, x: Tensor) -> Tensor:
-        if self.half:
+        if self.in_halves:
             a, b = x.chunk(2, -1)
             return torch.cat((-b, a), -1)
         a, b = x[..., 0::2], x[..., 1::2]
@@ -137,8 +163,8 @@ class Bias(Layer):
         return table.t() if table.shape[0] == self.encoding.index.n else table
 
     def masked(self, bias: Tensor) -> Tensor:
-        if self.layer.causal:
-            bias = bias.masked_fill(self.distances() > 0, float("-inf"))
+        if self.limits is not None:
+            bias = bias.masked_fill(~self.limits, float("-inf"))
         return bias.to(self.dtype)[None]
 
     def bias(self, start: int, queries: int, keys: int) -> Tensor:
@@ -154,7 +180,10 @@ class Bias(Layer):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, start: int) -> Tensor:
         bias = self.bias(start, q.shape[2], k.shape[2])
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=self.scale)
+        if self.visible is not None:
+            bias = bias.masked_fill(~self.visible, float("-inf"))
+        grouped = self.layer.heads != self.layer.kv_heads
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=self.scale, enable_gqa=grouped)
 
 
 class BiasByPair(Bias):
@@ -192,9 +221,11 @@ class Content(Layer):
         if self.fused:
             mask = added * self.factor()
             mask = mask if hidden is None else mask + hidden
+            mask = mask if self.visible is None else mask.masked_fill(~self.visible, float("-inf"))
             return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self.factor())
         scores = (q @ k.transpose(-1, -2) + added) * self.factor()
         scores = scores if hidden is None else scores + hidden
+        scores = scores if self.visible is None else scores.masked_fill(~self.visible, float("-inf"))
         return scores.softmax(-1) @ v
 
 

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,7 +34,41 @@ def cells(device: str, sizes=SIZES, encodings=tuple(BY_HAND), past: int = PAST, 
         yield Cell(f"layer/{name}/1 after {past}/token", partial(one_token, name, past, device, dtype))
 
 
-def make_layer(name: str, causal: bool, device: str, dtype: torch.dtype, longest: int) -> Attention:
+PADDED = ("none", "learned", "rope", "alibi", "t5", "shaw")
+OTHER_USES: dict[str, tuple[tuple[str, ...], tuple[tuple[int, int], ...]]] = {
+    "packed": (("rope", "t5"), ((8, 128), (1, 512))),
+    "window": (("rope", "t5"), ((8, 128), (1, 512))),
+    "grouped": (("rope", "t5"), ((1, 16), (8, 128), (1, 512))),
+}
+"""By use: encodings and sizes."""
+LAYER_OPTIONS: dict[str, dict[str, Any]] = {"window": {"window": (64, 0)}, "grouped": {"kv_heads": 2}}
+
+
+def masked_cells(device: str, sizes=SIZES, past: int = PAST) -> Iterator[Cell]:
+    """Padding, packed documents, windows, grouped queries; a batch of texts that continue, padded on the left; a few tokens at once."""
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    for use, (encodings, lengths) in {"padded": (PADDED, sizes), **OTHER_USES}.items():
+        for name in encodings:
+            for batch, length in lengths:
+                for training in (False, True):
+                    what = f"masked/{name}, {use}/{batch}x{length}/{'step' if training else 'forward'}"
+                    yield Cell(what, partial(whole_text, name, batch, length, training, device, dtype, use))
+    for name in ("none", "rope", "alibi", "t5"):
+        what = f"masked/{name}, padded/8 after {past}/token"
+        yield Cell(what, partial(one_token, name, past, device, dtype, 8, 1, True))
+        yield Cell(f"masked/{name}, 4 tokens/1 after {past}/token", partial(one_token, name, past, device, dtype, 1, 4))
+
+
+def token_masks(use: str, batch: int, length: int, device: str) -> dict[str, Any]:
+    """What the layer is given besides x: half to all of each text is real; or three documents in each row."""
+    at = torch.arange(length, device=device)
+    if use == "padded":
+        ends = length - torch.arange(batch, device=device) * (length // 2) // max(1, batch - 1)
+        return {"key_mask": at < ends[:, None] if batch > 1 else at[None] < length - length // 4}
+    return {"documents": (at * 3 // length).expand(batch, length).contiguous()} if use == "packed" else {}
+
+
+def make_layer(name: str, causal: bool, device: str, dtype: torch.dtype, longest: int, **layer_options) -> Attention:
     import posenc
 
     torch.manual_seed(0)
@@ -41,8 +76,8 @@ def make_layer(name: str, causal: bool, device: str, dtype: torch.dtype, longest
     if options:
         extra = posenc.encodings.registry.causal_options(name) if causal else {}
         encoding = posenc.create(name, d_model=D_MODEL, heads=HEADS, **options, **extra)
-        return Attention(D_MODEL, HEADS, encoding=encoding, causal=causal).to(device, dtype)
-    return Attention(D_MODEL, HEADS, encoding=name, causal=causal).to(device, dtype)
+        return Attention(D_MODEL, HEADS, encoding=encoding, causal=causal, **layer_options).to(device, dtype)
+    return Attention(D_MODEL, HEADS, encoding=name, causal=causal, **layer_options).to(device, dtype)
 
 
 def compare(ours: list[Tensor], truth: list[Tensor], theirs: list[Tensor] | None = None) -> tuple[float, float]:
@@ -67,19 +102,25 @@ def difference(ours: list[Tensor], theirs: list[Tensor]) -> float:
     return found
 
 
-def whole_text(name: str, batch: int, length: int, training: bool, device: str, dtype: torch.dtype) -> Contest:
-    layer = make_layer(name, name in CAUSAL, device, dtype, length).train(training)
+def whole_text(
+    name: str, batch: int, length: int, training: bool, device: str, dtype: torch.dtype, use: str = ""
+) -> Contest:
+    causal = name in CAUSAL or use == "window"
+    layer = make_layer(name, causal, device, dtype, length, **LAYER_OPTIONS.get(use, {})).train(training)
+    masks = token_masks(use, batch, length, device)
     hands: dict[str, Layer] = {what: kind(layer, length, training) for what, kind in BY_HAND[name].items()}
     x = torch.randn(batch, length, D_MODEL, device=device, dtype=dtype, requires_grad=training)
     g = torch.randn_like(x)
+    if "key_mask" in masks:  # outputs of padding have no loss
+        g = g * masks["key_mask"][..., None]
     leaves = [x, *layer.parameters()]
 
     def forward(run):
         with torch.no_grad():
-            return [run(x)]
+            return [run(x, **masks)]
 
     def step(run):
-        out = run(x)
+        out = run(x, **masks)
         return [out, *torch.autograd.grad(out, leaves, g)]
 
     call = step if training else forward
@@ -87,43 +128,52 @@ def whole_text(name: str, batch: int, length: int, training: bool, device: str, 
     def linear_maps(x: Tensor) -> Tensor:
         return layer.o_proj(layer.q_proj(x) + layer.k_proj(x) + layer.v_proj(x))
 
+    def results(run) -> list[Tensor]:
+        out, *grads = call(run)
+        return [out[masks["key_mask"]] if "key_mask" in masks else out, *grads]
+
     def check() -> tuple[float, float]:
         if dtype == torch.float32:
-            return max((compare(call(layer), call(hand)) for hand in hands.values()), key=lambda pair: pair[0])
+            return max((compare(results(layer), results(hand)) for hand in hands.values()), key=lambda pair: pair[0])
         exact = copy.deepcopy(layer).float()
         kind = next(iter(BY_HAND[name].values()))
         wide = x.detach().float().requires_grad_(training)
         hand = kind(exact, length, training)
         with nullcontext() if training else torch.no_grad():
-            out = hand(wide)
-            truth = [out]
+            out = hand(wide, **masks)
+            truth = [out[masks["key_mask"]] if "key_mask" in masks else out]
             if training:
                 truth += torch.autograd.grad(out, [wide, *exact.parameters()], g.float())
-        return compare(call(layer), truth, call(next(iter(hands.values()))))
+        return compare(results(layer), truth, results(next(iter(hands.values()))))
 
     return Contest(
         partial(call, layer),
         {what: partial(call, hand) for what, hand in hands.items()},
         check,
-        floor=partial(call, linear_maps) if name == "none" else None,
-        engine=lambda: engine_of(layer, x, training),
+        floor=partial(call, linear_maps) if name == "none" and not use else None,
+        engine=lambda: engine_of(layer, x, training, masks),
     )
 
 
-def engine_of(layer: Attention, x: Tensor, training: bool) -> str:
+def engine_of(layer: Attention, x: Tensor, training: bool, masks: dict[str, Any]) -> str:
     with nullcontext() if training else torch.no_grad():
         q, k, v = (layer._heads(project(x)) for project in (layer.q_proj, layer.k_proj, layer.v_proj))
         plan = layer.encoding.plan(Positions(x.shape[1]), x=x, host=layer)
-        return explain(q, k, v, plan, causal=layer.causal).engine
+        return explain(q, k, v, plan, causal=layer.causal, window=layer.window, **masks).engine
 
 
-def one_token(name: str, past: int, device: str, dtype: torch.dtype) -> Contest:
-    """One token after `past`, `DECODED` times in a round; the first token after the text is not timed, since storage grows."""
+def one_token(
+    name: str, past: int, device: str, dtype: torch.dtype, batch: int = 1, count: int = 1, padded: bool = False
+) -> Contest:
+    """`count` tokens after `past`, `DECODED` times in a round; the first ones after the text are not timed, since storage grows. padded:
+    on the left, by up to half of the past."""
     longest = 2 * past
     layer = make_layer(name, True, device, dtype, longest).eval()
     hands = {what: kind(layer, longest, False) for what, kind in BY_HAND[name].items()}
-    text = torch.randn(1, longest, D_MODEL, device=device, dtype=dtype)
-    steps = [text[:, at : at + 1].contiguous() for at in range(past, longest)]
+    text = torch.randn(batch, longest, D_MODEL, device=device, dtype=dtype)
+    steps = [text[:, at : at + count].contiguous() for at in range(past, longest, count)]
+    begins = torch.arange(batch, device=device)[:, None] * (past // 2) // batch
+    real = torch.arange(longest, device=device) >= begins if padded else None
     state: dict[str, KVCache] = {}
     at: dict[str, int] = {}
 
@@ -131,10 +181,10 @@ def one_token(name: str, past: int, device: str, dtype: torch.dtype) -> Contest:
         with torch.no_grad():
             if who == OURS:
                 state[who] = KVCache()
-                layer(text[:, :past], cache=state[who])
+                layer(text[:, :past], cache=state[who], key_mask=None if real is None else real[:, :past])
             else:
-                hands[who].start_cache(1)
-                hands[who](text[:, :past], 0)
+                hands[who].start_cache(batch)
+                hands[who](text[:, :past], 0, None if real is None else real[:, :past])
         at[who] = 0
         token(who)
 
@@ -144,7 +194,8 @@ def one_token(name: str, past: int, device: str, dtype: torch.dtype) -> Contest:
         with torch.no_grad():
             if who == OURS:
                 return layer(steps[number], cache=state[who])
-            return hands[who](steps[number], past + number)
+            at_slot = past + number * count
+            return hands[who](steps[number], at_slot, None if real is None else real[:, : at_slot + count])
 
     def check() -> tuple[float, float]:
         found = 0.0

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from .uses import OURS, Cell, Contest, Measured
-from .uses_layers import DECODED, PAST, SIZES, difference
+from .uses_layers import DECODED, PAST, SIZES, difference, token_masks
 
 FLOAT32 = 1e-4
 GPU_SIZES = ((64, 128), (16, 512), (8, 1024))
@@ -40,12 +40,20 @@ def cells(device: str, sizes=SIZES) -> Iterator[Cell]:
                     what = f"model/{name}/{batch}x{length}/{'step' if training else 'forward'}"
                     yield Cell(what, partial(one_pass, name, 2, batch, length, training, device, False))
         yield Cell(f"model/bloom/1 after {PAST}/token", partial(one_token, "bloom", PAST, device))
+        for name in ("t5", "deberta", "bloom"):
+            for batch, length in ((8, 64), (1, 512)):
+                for training in (False, True):
+                    what = f"model/{name}, padded/{batch}x{length}/{'step' if training else 'forward'}"
+                    yield Cell(what, partial(one_pass, name, 2, batch, length, training, device, False, True))
         return
     for name in ("t5", "deberta"):
         for batch, length in GPU_SIZES:
             for training in (True, False):
                 what = f"model/{name}-base/{batch}x{length}/{'step' if training else 'forward'}"
                 yield Cell(what, partial(one_pass, name, 12, batch, length, training, device, False))
+        for training in (True, False):
+            what = f"model/{name}-base, padded/64x128/{'step' if training else 'forward'}"
+            yield Cell(what, partial(one_pass, name, 12, 64, 128, training, device, False, True))
     for batch, length in ((8, 512), (1, 128)):
         yield Cell(f"generate/t5-base/{batch}x{length}/32 tokens", partial(generate, batch, length, device))
     yield Cell("lengths/deberta-base/25 batches/longest step", partial(changing_lengths, device))
@@ -113,16 +121,20 @@ def _hidden(output: Any) -> Tensor:
     return output.last_hidden_state if hasattr(output, "last_hidden_state") else output.logits
 
 
-def one_pass(name: str, layers: int, batch: int, length: int, training: bool, device: str, compiled: bool) -> Contest:
+def one_pass(
+    name: str, layers: int, batch: int, length: int, training: bool, device: str, compiled: bool, padded: bool = False
+) -> Contest:
     models = both(name, layers, device)
-    ids = tokens(batch, length, device)
+    given = {"input_ids": tokens(batch, length, device)}
+    if padded:
+        given["attention_mask"] = token_masks("padded", batch, length, device)["key_mask"].long()
 
     def forward(run) -> Tensor:
         with torch.no_grad():
-            return run(input_ids=ids).last_hidden_state
+            return run(**given).last_hidden_state
 
     def step(run, model) -> None:
-        run(input_ids=ids).last_hidden_state.float().square().mean().backward()
+        run(**given).last_hidden_state.float().square().mean().backward()
         model.zero_grad(set_to_none=True)
 
     calls = {}
@@ -133,7 +145,15 @@ def one_pass(name: str, layers: int, batch: int, length: int, training: bool, de
         calls[who] = partial(step, run, model) if training else partial(forward, run)
 
     def check() -> tuple[float, float]:
-        """The models are compared already; of compiled ones the results of this text too."""
+        """The models are compared already; of compiled ones and of padded texts these results too."""
+        if padded:
+            for model in (models.ours, models.theirs):
+                model.eval()
+            real = given["attention_mask"].bool()
+            error = difference([forward(models.ours)[real]], [forward(models.theirs)[real]])
+            for model in (models.ours, models.theirs):
+                model.train(training)
+            return max(models.error, error if device == "cpu" else error / 2), models.allowed
         if not compiled:
             return models.error, models.allowed
         for model in (models.ours, models.theirs):

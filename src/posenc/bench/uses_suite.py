@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,16 +23,18 @@ BUDGETS = {"cpu": 0.4, "cuda": 0.4}
 def all_cells(device: str) -> Iterator[uses.Cell]:
     if device == "cpu":
         yield from uses_layers.cells(device)
+        yield from uses_layers.masked_cells(device)
         yield from uses_models.cells(device)
         return
     cells = [
         *uses_calls.cells(device), *uses_models.cells(device), *uses_models.compiled_cells(device), *uses_layers.cells(device),
+        *uses_layers.masked_cells(device),
     ]  # fmt: skip
     yield from sorted(cells, key=_turn)
 
 
 TURNS = ("host/", "model/", "compiled/t5, 2 layers/64x128", "compiled/deberta, 2 layers/64x128", "decode/", "generate/", "call/", "windows/",
-         "layer/", "lengths/", "compiled/")  # fmt: skip
+         "layer/", "masked/", "lengths/", "compiled/")  # fmt: skip
 """On a GPU, whose time may run out: what matters most comes first."""
 
 
@@ -65,10 +68,12 @@ def share_out(names: list[str], processes: int) -> list[list[str]]:
 def warm(device: str, names: list[str]) -> None:
     chosen = {cell.name: cell for cell in all_cells(device)}
     for name in names:
+        began, what = time.monotonic(), "warm"
         try:
             uses.warm(chosen[name])
         except Exception as error:  # the run will say so
-            print(f"{name}: {type(error).__name__}", flush=True)
+            what = type(error).__name__
+        print(f"{name}: {what}, {time.monotonic() - began:.1f} s", flush=True)
         uses.release(device)
 
 

@@ -1,4 +1,4 @@
-"""posenc::contextual_forward, contextual_backward, contextual_substitute: the launches of the kernels. by_count is None for stick-breaking."""
+"""posenc::contextual_forward and contextual_backward: the launches of the kernels. by_count is None for stick-breaking attention."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from ..engines.triton.launcher import launch
 from ..engines.triton.schedule import cdiv, next_power_of_2
 from ..engines.triton.structs import View
 from . import count_kernels, stick_kernels
-from .inverse_kernel import substitute_kernel
 from .kernel_parts import Tokens
 
-__all__ = ["backward", "call", "forward", "substitute"]
+__all__ = ["backward", "call", "forward"]
 
 
 def forward(
@@ -42,15 +41,6 @@ def backward(
         more = out, by_count, grads[3], by_count.shape[3]
         _launch(count_kernels.backward_kernel, tensors, real, ids, given, scale, *more)
     return grads
-
-
-def substitute(a: Tensor) -> Tensor:
-    """(I + a)^-1 of strictly lower triangular matrices [.., n, n], float32."""
-    a, size = a.contiguous(), a.shape[-1]
-    out = torch.empty_like(a)
-    with launch_on(a):
-        launch(substitute_kernel, a.numel() // size**2, a, out, N=size, num_warps=4)
-    return out
 
 
 def choose_tile(widest: int, is_float32: bool) -> tuple[int, int, int]:
@@ -90,12 +80,12 @@ def _empty_gradients(q: Tensor, k: Tensor, v: Tensor, by_count: Tensor | None) -
     return [q.new_empty(q.shape, dtype=torch.float32), *(x.new_zeros(x.shape, dtype=torch.float32) for x in added)]
 
 
-OPERATORS = {f: define_operator(f"contextual_{f.__name__}", f) for f in (forward, backward, substitute)}
+OPERATORS = {f: define_operator(f"contextual_{f.__name__}", f) for f in (forward, backward)}
 
 
-def call(function, x: Tensor, *arguments):
+def call(function, q: Tensor, *arguments):
     """function(*arguments), as one operator where torch.compile or a mode must meet one."""
-    return (OPERATORS[function] if is_traced(x) else function)(*arguments)
+    return (OPERATORS[function] if is_traced(q) else function)(*arguments)
 
 
 @torch.library.register_fake("posenc::contextual_forward")
@@ -106,8 +96,3 @@ def _(q, k, v, by_count, real, ids, scale, strict):
 @torch.library.register_fake("posenc::contextual_backward")
 def _(d_out, d_left, q, k, v, by_count, real, ids, out, rest, scale, strict):
     return _empty_gradients(q, k, v, by_count)
-
-
-@torch.library.register_fake("posenc::contextual_substitute")
-def _(a):
-    return torch.empty_like(a)

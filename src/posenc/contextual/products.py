@@ -29,7 +29,6 @@ from ..core.positions import Positions
 from ..core.precision import no_autocast
 from ..functional import attend, merge
 from .blocks import NEG_INF, check, document_ids, real_tokens, softmax
-from .inverse import invert
 
 BLOCK = 64
 Attended = tuple[Tensor, Tensor]
@@ -117,7 +116,9 @@ class Halves:
         k, v, w = (_cut(x.to(self.precision), size, -2) for x in (self.k, self.v, w))  # [B, Hkv, N, n, D]
         beta = _cut(beta, size, -1)
         overlap = (beta[..., None] * (w @ w.mT)).tril(-1)
-        scaled = invert(overlap) * beta[..., None, :]  # T β
+        eye = torch.eye(size, dtype=w.dtype, device=w.device)
+        inverse = torch.linalg.solve_triangular(overlap + eye, eye.expand_as(overlap), upper=False, unitriangular=True)
+        scaled = inverse * beta[..., None, :]  # T β
         inner = scaled @ (w @ k.mT).tril(-1)  # column j: T β (w·k_j) over the tokens after j
         moved = k - inner.mT @ w
         reach = scaled @ w
@@ -129,7 +130,7 @@ class Halves:
             total = _cut(self.total, size, -1).unflatten(1, (self.kv_heads, self.group))
             total = (total - total[..., :1]).to(self.precision)
             s = s + (total[..., :, None] - total[..., None, :])
-        visible = w.new_ones(size, size, dtype=torch.bool).tril()
+        visible = eye.new_ones(size, size, dtype=torch.bool).tril()
         if self.real is not None:
             visible = visible & _cut(self.real, size, -1)[:, None, None, :, None, :]
         if self.ids is not None:
@@ -162,18 +163,18 @@ class Halves:
         return _joined(outs, 2), _joined(lses, 2)
 
     def _attend(self, q: Tensor, k: Tensor, pairs: Pairs) -> Attended:
-        k, v = (_batched(x, pairs)[0] for x in (k, self.v))
-        q, padding, sees = _batched(q, pairs)[1], None, None
+        k, v = (_batched(x, pairs, 0) for x in (k, self.v))
+        q, padding, sees = _batched(q, pairs, 1), None, None
         decay: tuple[Tensor, Tensor] | None = None
         if self.total is not None:  # relative to the last token of the left block
-            before, after = _batched(self.total, pairs)
+            before, after = (_batched(self.total, pairs, side) for side in (0, 1))
             anchor = before[..., -1:]
             after, before = ((self.scale * (x - anchor)).to(self.precision) for x in (after, before))
             decay = after, before
         if self.real is not None:
-            padding = _batched(self.real[:, None], pairs)[0][:, 0]
+            padding = _batched(self.real[:, None], pairs, 0)[:, 0]
         if self.ids is not None:  # a document on both sides of the cut is that of the last token before it
-            before, after = (x[:, 0] for x in _batched(self.ids[:, None], pairs))
+            before, after = (_batched(self.ids[:, None], pairs, side)[:, 0] for side in (0, 1))
             own, sees = before == before[:, -1:], after == before[:, -1:]
             padding = own if padding is None else padding & own
         plan = Plan(Positions((k.shape[2], q.shape[2]), k.shape[2]), scale=self.scale, decay=decay)
@@ -224,9 +225,9 @@ def _split(x: Tensor, axis: int, pairs: Pairs) -> tuple[Tensor, Tensor]:
     return left, right
 
 
-def _batched(x: Tensor, pairs: Pairs) -> list[Tensor]:
-    """[B, heads, L, ..] -> left and right blocks, [B × number, heads, size, ..]"""
-    return [part.transpose(1, 2).flatten(0, 1) for part in _split(x, 2, pairs)]
+def _batched(x: Tensor, pairs: Pairs, side: int) -> Tensor:
+    """[B, heads, L, ..] -> left (0) or right (1) blocks, [B × number, heads, size, ..]"""
+    return _split(x, 2, pairs)[side].transpose(1, 2).flatten(0, 1)
 
 
 def _batched_back(x: Tensor, pairs: Pairs) -> Tensor:

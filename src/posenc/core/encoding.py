@@ -123,6 +123,11 @@ class Encoding(_Recorded):
         """`embed` of consecutive tokens from position `start` on; subclasses may override it with something faster."""
         return self.embed(x, consecutive(start, x.shape[1], start, x.shape[1]))
 
+    def embed_below(self, x: Tensor, positions: Tensor, most: int) -> Tensor:
+        """`embed` at positions [B, L] that are known to be 0 or more and below `most`; subclasses may override it with something
+        faster."""
+        return self.embed(x, Positions(positions))
+
     def rotation(self, positions: Positions) -> Rotation | None:
         """The rotation of queries and keys."""
         return None

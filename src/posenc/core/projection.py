@@ -98,7 +98,7 @@ def _rows(table: Tensor, first: int, last: int) -> Tensor:
 
 
 def _describe(table: Tensor, weights: Sequence[Tensor | None], needs: Sequence[bool] = ()) -> tuple:
-    """What a variant of the kernels depends on, where `_is_served`."""
+    """What a variant of the kernels depends on, where `_find_weights` finds them."""
     return (table.dtype, table.get_device(), *needs, *[x is None for x in weights])
 
 
@@ -150,7 +150,7 @@ class _Project(torch.autograd.Function):
 
 
 _apply = super(torch.autograd.Function, _Project).apply
-"""Function.apply without its inspection of each argument for torch.func, which `_is_served` has excluded."""
+"""Function.apply without its inspection of each argument for torch.func, which `_find_weights` has excluded."""
 
 
 def _by_formula(rows: Tensor, weights, grads, needs: Sequence[bool]) -> list[Tensor | None]:
@@ -174,13 +174,8 @@ def _gradients(
     table: Tensor, first: int, last: int, weights: Sequence[Any], grads: list[Tensor], needs: Sequence[bool], variant: tuple
 ) -> list[Tensor | None]:  # fmt: skip
     kernels, allocate = _kernels(), _find_allocation(table)
-    rows, n, (width, size), count, dtype = (
-        _rows(table, first, last),
-        last - first,
-        weights[0].shape,
-        table.shape[0],
-        table.dtype,
-    )
+    rows, n, (width, size) = _rows(table, first, last), last - first, weights[0].shape
+    count, dtype = table.shape[0], table.dtype
     found: list[Tensor | None] = [allocate((count, size), (size, 1), dtype) if needs[0] else None]
     for x, need in zip(weights, needs[1:], strict=True):
         found.append(allocate(tuple(x.shape), x.stride(), dtype) if need else None)

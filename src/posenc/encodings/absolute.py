@@ -118,6 +118,15 @@ class Sinusoidal(Absolute):
         self.prepared()["vectors"] = *kept, x.device, x.dtype
         return x + rows
 
+    def embed_below(self, x: Tensor, positions: Tensor, most: int) -> Tensor:
+        own = type(self)
+        if most > STEP or own.embed is not Sinusoidal.embed or own.encode is not Sinusoidal.encode:
+            return super().embed_below(x, positions, most)
+        if not may_keep(x.device):
+            return super().embed_below(x, positions, most)
+        key = (self.d_model, self.base, self.layout, x.device, x.dtype)
+        return x + rows_of_run(_vectors, 0, STEP, key, self.d_model, partial(self._rows, x))[0][positions]
+
     def _rows(self, x: Tensor, start: int, length: int) -> tuple[Tensor, ...]:
         return (self.encode(Run(start, length).positions(x.device)).to(x.dtype),)
 
@@ -169,6 +178,13 @@ class Learned(Absolute):
         self._limit(start + length)
         table = self.table
         rows = table.narrow(0, start + self.offset, length)
+        return x + (rows if table.dtype == x.dtype else rows.to(x.dtype))
+
+    def embed_below(self, x: Tensor, positions: Tensor, most: int) -> Tensor:
+        own, table = type(self), self.table
+        if most > table.shape[0] - self.offset or own.embed is not Learned.embed or own.encode is not Learned.encode:
+            return super().embed_below(x, positions, most)
+        rows = nn.functional.embedding(positions + self.offset if self.offset else positions, table)
         return x + (rows if table.dtype == x.dtype else rows.to(x.dtype))
 
     def encode(self, positions: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
@@ -98,12 +99,7 @@ class TUPE(Encoding):
         table = self.buckets.t()
         if first_q is None:
             return replace(plan, lookups=(Lookup(self.index, bias=table),))
-        away = self.index.hi
-        at_q, at_k = (
-            torch.where(at == 0, -away, at)
-            for at in (plan.positions.q_positions(table.device), plan.positions.k_positions(table.device))
-        )
-        apart = Positions(at_q, at_k, reach=(-away - self.max_length, away + self.max_length))
+        apart = _place_class_token(plan.positions, self.index.hi, self.max_length, table.device)
         # the class token is at distance 0 of itself, where its row says otherwise: see GridBias
         own = self.buckets.shape[0] // 2
         more = table[:, own] - table[:, 0]
@@ -133,3 +129,26 @@ def _pick(table: Tensor, at: Tensor) -> Tensor:
     """Rows [H, n, d] at positions [L] or [B, L]: [B or 1, H, L, d]."""
     found = table[:, at]
     return found[None] if at.dim() == 1 else found.transpose(0, 1)
+
+
+def _place_class_token(positions: Positions, away: int, longest: int, device: torch.device) -> Positions:
+    """The same positions with the class token's further from all others than any two tokens are apart."""
+    runs = positions.runs
+    if runs is None or any(type(run.start) is not int for run in runs) or torch.compiler.is_compiling():
+        return _apart(positions, away, longest, device)
+    return _kept_apart((runs[0].start, runs[0].length), (runs[1].start, runs[1].length), away, longest, device)
+
+
+@lru_cache(maxsize=64)
+def _kept_apart(q: tuple[int, int], k: tuple[int, int], away: int, longest: int, device: torch.device) -> Positions:
+    with torch.inference_mode(False), torch.no_grad():
+        apart = _apart(Positions(q, k), away, longest, device)
+    apart.is_constant = True
+    return apart
+
+
+def _apart(positions: Positions, away: int, longest: int, device: torch.device) -> Positions:
+    at_q, at_k = (
+        torch.where(at == 0, -away, at) for at in (positions.q_positions(device), positions.k_positions(device))
+    )
+    return Positions(at_q, at_k, reach=(-away - longest, away + longest))

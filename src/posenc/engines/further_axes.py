@@ -58,7 +58,7 @@ def widen(
     if k.shape[1] != q.shape[1] and any(x.dot_key is not None and x.dot_key.shape[0] > 1 for x in lookups):
         k, v = repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1])
     if _needs_prescaling(plan):
-        q, plan = _prescale(q, plan)
+        q, plan = prescale(q, plan)
         lookups = [lookup for lookup in plan.lookups if reads_further_axes(lookup)]
     scale = plan.scale_of(size)
     q_more: list[Tensor] = []
@@ -122,7 +122,7 @@ def _needs_prescaling(plan: Plan) -> bool:
     return isinstance(plan.scale, Tensor) and any(x.bias is not None for x in plan.lookups if reads_further_axes(x))
 
 
-def _prescale(q: Tensor, plan: Plan) -> tuple[Tensor, Plan]:
+def prescale(q: Tensor, plan: Plan) -> tuple[Tensor, Plan]:
     """q and states times the scale, which becomes 1."""
     scale = plan.scale_of(q.shape[3])
     assert isinstance(scale, Tensor)

@@ -52,8 +52,14 @@ def run(
     k_batch, kv_heads, k_length, k_size = k_shape
     if k_batch != batch or k_size != size or heads % kv_heads or k.dtype != dtype or v.dtype != dtype:
         return None
-    if dtype not in DTYPES or torch.is_autocast_enabled("cpu"):
+    if dtype not in DTYPES:
         return None
+    if torch.is_autocast_enabled("cpu"):  # it would round the mask
+        torch.set_autocast_enabled("cpu", False)
+        try:
+            return run(q, k, v, plan, causal, masks)
+        finally:
+            torch.set_autocast_enabled("cpu", True)
     has_terms, offset = False, None
     mask = scale = visible = added = None
     if plan is not None:
@@ -169,7 +175,7 @@ def _run_on_gpu(q: Tensor, k: Tensor, v: Tensor, plan: Plan | None, causal: bool
         return None
     if k.get_device() != device or v.get_device() != device or dtype not in GPU_DTYPES:
         return None
-    if heads % kv_heads or (causal and 1 != q_length != k_length) or torch.is_autocast_enabled("cuda"):
+    if heads % kv_heads or (causal and 1 != q_length != k_length) or _autocast_changes(dtype, "cuda"):
         return None
     scale: float | None = None
     if plan is not None:
@@ -191,6 +197,11 @@ def _run_on_gpu(q: Tensor, k: Tensor, v: Tensor, plan: Plan | None, causal: bool
     if heads == kv_heads:
         return scaled_dot_product_attention(q, k, v, None, 0.0, causal, scale=scale)
     return scaled_dot_product_attention(q, k, v, None, 0.0, causal, scale=scale, enable_gqa=True)
+
+
+def _autocast_changes(dtype: torch.dtype, device: str) -> bool:
+    """Whether PyTorch's attention would compute in another dtype."""
+    return torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) != dtype
 
 
 def _shift_and_rotate(q: Tensor, k: Tensor, v: Tensor, plan: Plan) -> tuple[Tensor, Tensor, Tensor] | None:
@@ -343,7 +354,7 @@ def run_without_terms(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor |
     on_cpu = q.is_cpu
     if dtype not in DTYPES and (on_cpu or dtype != torch.float16):
         return None
-    if torch.is_autocast_enabled("cpu" if on_cpu else "cuda") or torch._C._are_functorch_transforms_active():
+    if _autocast_changes(dtype, "cpu" if on_cpu else "cuda") or torch._C._are_functorch_transforms_active():
         return None
     if forward_ad._current_level >= 0 or (on_cpu and hides_nan(q, k_length)):
         return None

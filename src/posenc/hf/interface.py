@@ -120,7 +120,7 @@ def attention(
             return out.transpose(1, 2).contiguous(), None
     options = _options(attention_mask, query, key, causal, context is not None)
     if make is None and position_bias is not None:
-        bias = position_bias if isinstance(position_bias, Tensor) else position_bias.dense()
+        bias = position_bias if isinstance(position_bias, Tensor) else position_bias.dense()[..., : key.shape[2]]
         if isinstance(attention_mask, Mask) and context is None and bias.shape[-1] == key.shape[2]:
             options = {"mask": attention_mask.with_bias(bias)}
         else:

@@ -187,7 +187,9 @@ def make_mask(
     if isinstance(attention_mask, Mask):  # `generate` makes masks before the model does
         return attention_mask
     config = kwargs.get("config")
-    adds_mask = getattr(config, "model_type", None) in ADDS_MASKS or is_eager_only(_modeling(type(config)))
+    adds_mask = getattr(config, "model_type", None) in ADDS_MASKS or is_eager_only(
+        _modeling(type(config)), type(config).__name__
+    )
     if not adds_mask and not _has_interface(type(config)):  # type: ignore[arg-type]
         adds_mask = True
         log_once(
@@ -238,20 +240,24 @@ def _has_interface(config: type) -> bool:
 
 
 @torch.compiler.assume_constant_result
-def is_eager_only(file: str) -> bool:
-    """Whether the models of a layer's file support no "sdpa", and not because of their scores (a sink, a cap, a bias). What they do with
-    masks besides is then written for additive ones (Informer, NLLB-MoE), and nothing has ever read `is_causal` of their layers
-    (BridgeTower's is True where both sides are visible)."""
-    return _is_eager_only(file)
+def is_eager_only(file: str, config: str | None = None) -> bool:
+    """Whether the models of a layer's file, or those of a configuration in it, support no "sdpa", and not because of their scores (a sink,
+    a cap, a bias). What they do with masks besides is then written for additive ones (Informer, NLLB-MoE, Gemma 4's audio), and
+    nothing has ever read `is_causal` of their layers (BridgeTower's is True where both sides are visible)."""
+    return _is_eager_only(file, config)
 
 
 @cache
-def _is_eager_only(file: str) -> bool:
+def _is_eager_only(file: str, config: str | None) -> bool:
     own = vars(sys.modules[file]) if file in sys.modules else {}
     models: Any = [one for one in own.values() if isinstance(one, type) and one.__module__ == file]
-    flags = {one._supports_sdpa for one in models if issubclass(one, PreTrainedModel)}
+    models = [one for one in models if issubclass(one, PreTrainedModel)]
+    of_config = [one for one in models if getattr(one.config_class, "__name__", None) == config]
+    if not models or any(one._supports_sdpa for one in of_config or models):
+        return False
     code = getattr(own.get("eager_attention_forward"), "__code__", None)
-    return flags == {False} and not (code and {*code.co_names, *code.co_varnames} & SCORES)
+    by_scores = code is not None and not SCORES.isdisjoint((*code.co_names, *code.co_varnames))
+    return not by_scores or any(one._supports_sdpa for one in models)  # scores that others of the file have
 
 
 def _read(function: Callable, local_size: int | None, kwargs: dict[str, Any]) -> dict[str, Any] | None:

@@ -21,7 +21,7 @@ from ..functional import attend
 from . import plain_forward
 from .cache import KVCache, LayerCache, LayerKey, find_slot, is_training
 from .graph_cache import GraphCache, run_fixed
-from .sequence import Sequence, resolve_context, resolve_masks, resolve_queries, resolve_sequence
+from .sequence import Sequence, are_slots, resolve_context, resolve_masks, resolve_queries, resolve_sequence
 
 if TYPE_CHECKING:
     from ..parallel.context import ContextParallel, Strategy
@@ -163,6 +163,11 @@ class Attention(nn.Module):
         """
         if x.dim() != 3 or x.shape[2] != self.d_model:
             raise ValueError(f"x must be [B, L, {self.d_model}], got {list(x.shape)}")
+        if positions is not None and cache is None and memory is None and context is None and segments is None:
+            if are_slots(positions, x) and not (
+                self.encoding.absolute and (key_mask is not None or documents is not None)
+            ):
+                positions = None
         if (
             positions is None and segments is None and memory is None and context is None and context_positions is None
             and self.context_parallel is None and not isinstance(cache, GraphCache)

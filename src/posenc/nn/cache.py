@@ -122,18 +122,17 @@ class LayerCache:
     def append_in_place(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor] | None:
         """The short way of `append`, for eager code without gradients: everything, where it fits into storage that only this slot
         knows; None elsewhere. `length`, once it is set, makes it the slot's."""
-        stored_k, stored_v = self._k, self._v
+        stored_k, stored_v, start = self._k, self._v, self.length
         if not self._own or stored_k is None or stored_v is None or torch.is_grad_enabled():
             return None
-        rows, heads, count, size = k.shape
-        old_rows, old_heads, room, old_size = stored_k.shape
-        start = self.length
+        rows, heads, count, size = shape = k.shape
+        old_rows, old_heads, room, old_size = old_shape = stored_k.shape
         end = start + count
-        if rows != old_rows or heads != old_heads or size != old_size or end > room or v.shape[:3] != k.shape[:3]:
+        if rows != old_rows or heads != old_heads or size != old_size or end > room:
             return None
-        if v.shape[3] != stored_v.shape[3] or k.dtype != stored_k.dtype or v.dtype != stored_v.dtype:
-            return None
-        if k.device != stored_k.device or v.device != stored_v.device:
+        if v.shape != shape or stored_v.shape != old_shape or v.get_device() != stored_v.get_device():
+            return None  # `append` has values of another size
+        if k.dtype is not stored_k.dtype or v.dtype is not stored_v.dtype or k.get_device() != stored_k.get_device():
             return None
         stored_k[:, :, start:end] = k
         stored_v[:, :, start:end] = v
@@ -299,21 +298,22 @@ class KVCache:
 
     def slot_of(self, layer: Layer, cross: bool, new: int) -> LayerCache:
         """The slot of a layer that is about to take `new` tokens; raises where the layers are out of step."""
-        key: Hashable = layer.layer_key if layer.layer_idx is None else layer.layer_idx
+        own = layer.layer_key
+        key: Hashable = own if layer.layer_idx is None else layer.layer_idx
         slot = self._layers.get((key, cross))
         if slot is None:
             slot = self.layer(key, cross=cross)
         owner = None if slot._layer is None else slot._layer()
         if owner is None or slot._k is None:
-            slot._layer = weakref.ref(layer.layer_key)
-        elif owner is not layer.layer_key:
+            slot._layer = weakref.ref(own)
+        elif owner is not own:
             raise ValueError(
                 f"two layers have layer_idx={layer.layer_idx}; give each its own "
                 "(a copy of a model continues with copy.deepcopy(cache))"
             )
         slot._found = True
         before, after = slot.length, slot.length + new
-        for (_, kind), other in self._layers.items():
+        for (_, kind), other in self._layers.items() if len(self._layers) > 1 else ():
             if other.length != before and other.length != after and kind == cross and other._found and other.filled:
                 raise ValueError(self._out_of_step(slot, cross, before, after))
         return slot

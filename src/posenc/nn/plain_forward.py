@@ -18,7 +18,7 @@ from torch.nn.modules.module import _has_any_global_hook
 
 from ..core.mask import MaskOptions
 from ..core.plan import Plan
-from ..core.positions import Positions, consecutive
+from ..core.positions import consecutive
 from ..functional import attend, attend_plain, prepare_repeated, run_repeated
 from .cache import LayerCache, is_training
 from .sequence import count_tokens
@@ -41,7 +41,7 @@ def forward(layer: Attention, x: Tensor, slot: LayerCache | None, masks: MaskOpt
     if encoding.embeds:
         if encoding.absolute and ("key_mask" in masks or "documents" in masks):
             counted = count_tokens(masks.get("documents"), masks.get("key_mask"), batch)  # type: ignore[arg-type]
-            x = encoding.embed(x, Positions(counted[:, counted.shape[1] - queries :]))
+            x = encoding.embed_below(x, counted[:, past:] if past else counted, past + queries)
         else:
             x = encoding.embed_run(x, past)
     if is_eager and type(x) in PLAIN and x.numel() and not _has_any_global_hook():
@@ -58,13 +58,23 @@ def forward(layer: Attention, x: Tensor, slot: LayerCache | None, masks: MaskOpt
         is_eager and layer.engine == "auto" and heads == layer.heads and not (layer.training and layer.dropout)
         and (on_cpu or (q.is_cuda and not masks))
     )  # fmt: skip
+    if is_short and by_rows and not encoding.acts_inside:  # nothing is left to do in attention
+        every = (k, v) if slot is None else slot.append_in_place(k, v)
+        out = None if every is None else attend_plain(q, *every, None, layer.causal)
+        if out is not None:
+            out = (out.transpose(1, 2) if queries > 1 else out).reshape(batch * queries, heads * v.shape[3])
+            out = _project(modules["o_proj"], out, batch, queries).view(batch, queries, -1)
+            if slot is not None:  # last: an error above leaves the cache unchanged
+                slot.length = past + queries
+            return out
     known = plan = appended = out = prepared = None
     kind = ""
     rotates_here = False
-    if not is_short or encoding.acts_inside:  # otherwise there is nothing left to do in attention
+    if not is_short or encoding.acts_inside:
         rotates_here = encoding.rotates and not encoding.length_dependent
         rotates_here = rotates_here and (slot is not None or (is_short and not encoding.adds_terms))
         is_steady = is_short and not masks and encoding.steady_terms and not torch.is_grad_enabled()
+        is_steady = is_steady and not (on_cpu and torch.is_autocast_enabled("cpu"))
         if is_steady and encoding.rotates == rotates_here and (past == 0 or queries == 1):
             prepared = encoding.prepared_terms()
             kind = "token" if past else "causal text" if layer.causal else "text"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -51,7 +52,7 @@ def resolve_sequence(
     new = memory + queries
     keys = past + new
     marks: dict[str, Tensor] = {}
-    real = _join_key_mask(key_mask, batch, past, memory, queries, known, x.device)
+    real = _join_key_mask(key_mask, batch, past, memory, queries, known)
     ids = _join_ids("documents", documents, batch, past, new, known)
     bounds: tuple = ()
     if isinstance(segments, (tuple, list)):
@@ -94,6 +95,24 @@ def resolve_sequence(
     )
 
 
+def are_slots(positions: Tensor, x: Tensor) -> bool:
+    """Whether they are 0, 1, 2 .. in each row of x [B, L, ..], as where none are given; read on a CPU only, in eager code."""
+    if type(positions) is not Tensor or not positions.is_cpu or positions.dtype != torch.int64:
+        return False
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return False
+    batch, length = x.shape[:2]
+    if positions.shape not in ((length,), (1, length), (batch, length)):
+        return False
+    return positions.equal(_slots(length).expand_as(positions))
+
+
+@lru_cache(maxsize=8)
+def _slots(length: int) -> Tensor:
+    with torch.inference_mode(False), torch.no_grad():
+        return torch.arange(length)
+
+
 def resolve_masks(
     x: Tensor, cache: LayerCache | None, key_mask: Tensor | None, documents: Tensor | None, mask: Tensor | None
 ) -> MaskOptions | None:
@@ -105,7 +124,7 @@ def resolve_masks(
     batch, queries = x.shape[:2]
     past = 0 if cache is None else cache.length
     masks: MaskOptions = {}
-    real = _join_key_mask(key_mask, batch, past, 0, queries, known, x.device)
+    real = _join_key_mask(key_mask, batch, past, 0, queries, known)
     if real is not None:
         masks["key_mask"] = real
     if documents is not None:
@@ -153,7 +172,7 @@ def _check_same_positions(kept: Tensor | None, given: Tensor) -> None:
         raise ValueError("the context was cached at other context_positions; give the same, none, or a new KVCache")
 
 
-def _join_key_mask(given, batch, past, memory, queries, known: dict[str, Tensor], device) -> Tensor | None:
+def _join_key_mask(given, batch, past, memory, queries, known: dict[str, Tensor]) -> Tensor | None:
     """The padding mask over all keys, bool [B, keys]. It is given for x or for every key; all other keys are real."""
     keys = past + memory + queries
     if given is not None:
@@ -167,7 +186,7 @@ def _join_key_mask(given, batch, past, memory, queries, known: dict[str, Tensor]
             )
         given = torch.nn.functional.pad(given, (memory, 0), value=True)
     elif "key_mask" in known:
-        given = torch.ones(batch, memory + queries, dtype=torch.bool, device=device)
+        return torch.nn.functional.pad(known["key_mask"], (0, memory + queries), value=True)
     if given is None or past == 0:
         return given
     return _concatenate(known["key_mask"] if "key_mask" in known else given.new_ones(1, past), given)
@@ -244,7 +263,7 @@ def count_tokens(documents: Tensor | None, real: Tensor | None, batch: int) -> T
     """
     if documents is None:
         assert real is not None
-        return (real.long().cumsum(-1) - 1).clamp(min=0)
+        return real.cumsum(-1).sub_(1).clamp_(min=0)
     ids, order = documents.expand(batch, -1).sort(dim=-1, stable=True)
     real = torch.ones_like(order) if real is None else real.long().gather(-1, order)
     slots = torch.arange(ids.shape[1], device=ids.device).expand_as(order)

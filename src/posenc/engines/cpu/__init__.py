@@ -21,7 +21,7 @@ from torch import Tensor
 from ...core.plan import holds_nan
 from ...core.torch_modes import transform_reason
 from .. import blocked, further_axes
-from ..lowering import LoweredPlan
+from ..lowering import LoweredPlan, lower_plan
 from ..sdpa import VECTOR
 from . import block_sizes, decode, dense, ops
 from .terms import make_terms, structure_reason
@@ -40,7 +40,10 @@ def supports(lowered: LoweredPlan) -> str | None:
     if reason is not None or not facts.further_axes:
         return reason
     reason = further_axes.supports(facts, lowered.plan, WIDEST)
-    if reason is None and sum(further_axes.count_channels(facts.dtype, lowered.plan)) * 4 > facts.k_length:
+    fewest = (
+        4 if facts.reads_distance else 6
+    )  # keys for each channel: 8 x 8 patches are faster in blocks, 14 x 14 as channels
+    if reason is None and sum(further_axes.count_channels(facts.dtype, lowered.plan)) * fewest > facts.k_length:
         return "tokens have many different positions on further axes"
     return reason
 
@@ -53,7 +56,9 @@ def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> tuple[Tensor, 
         out, lse = run(q, k, v, lowered)
         return finish(out), lse
     scale = lowered.scale
-    assert isinstance(scale, float)  # structure_reason
+    if isinstance(scale, Tensor):
+        q, plan = further_axes.prescale(q, lowered.plan)
+        return run(q, k, v, lower_plan(q, k, v, plan, lowered.mask, lowered.dropout, facts.return_lse))
     # a dense mask of as many queries as keys is kept; one of a few queries after many keys would be new in each step. Whether
     # a gradient is wanted does not matter here, so that an output has the same bits either way
     few = facts.q_length < block_sizes.DECODE_ROWS and not facts.q_length == facts.k_length > 1
