@@ -197,8 +197,10 @@ def test_where_it_is_chosen(monkeypatch):
     packed = {"documents": torch.zeros(1, 4096, dtype=torch.int64)}
     assert reason(dot_query=1, masks=packed) is None
     assert reason(dot_query=1, dot_key=1, size=128) is None
-    assert "heads of 128 with values: not compared" in reason(dot_query=1, add_value=1, size=128)
-    assert "heads of 128 with windows or documents: not compared" in reason(dot_query=1, size=128, masks=packed)
+    assert reason(dot_query=1, add_value=1, size=128) is None
+    assert reason(dot_query=1, size=128, masks=packed) is None
+    assert reason(dot_query=1, span=200) is None
+    assert "heads of 128 over wide spans were compared, but not timed" in reason(dot_query=1, span=200, size=128)
     assert "needs 4096 queries and keys, got 2100" in reason(length=2100, dot_query=1)
     assert "beyond both ends" in reason(span=9, dot_query=1)
     assert reason(span=9, dot_query=1, masks={"causal": True}) is None
@@ -211,5 +213,3 @@ def test_where_it_is_chosen(monkeypatch):
         assert "no fixed order" in reason(dot_query=1)
     finally:
         torch.use_deterministic_algorithms(False)
-    monkeypatch.setattr(gluon, "CONTENT_BACKWARD", False)
-    assert "not timed" in reason(dot_query=1)

@@ -104,11 +104,12 @@ def make_plan(terms, heads, lq, lk, size, causal, dtype):
 
 
 def release(enabled=True):
+    """Every length and size by the content kernels, or by the Triton engine's."""
     from posenc.engines import gluon
 
-    gluon.CONTENT_BACKWARD = gluon.KEY_TERM = enabled
-    gluon.FEWEST = gluon.SHORTEST_BACKWARD = gluon.SHORTEST_CONTENT_BACKWARD = gluon.SHORTEST = 1
-    gluon.UNVERIFIED_CONTENT = ()
+    gluon.FEWEST = gluon.SHORTEST_BACKWARD = gluon.SHORTEST = 1
+    gluon.SHORTEST_CONTENT_BACKWARD = 1 if enabled else 1 << 30
+    gluon.WIDE_OF_128 = True
     gluon.give_up = fail
 
 

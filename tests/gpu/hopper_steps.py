@@ -61,11 +61,11 @@ def cells(only, numbers=(), goals=False):
     for name in PLANS:
         for number, shape in enumerate(SHAPES):
             asked = (not only or name in only) and (not numbers or number in numbers)
-            if (name, number) in GOALS if goals else asked:
+            if asked and (not goals or (name, number) in GOALS):
                 yield shape, name, ""
     for masked in MASKED:
         name, _, masks = masked.partition(" ")
-        if goals or not only or "masks" in only:
+        if not only or "masks" in only:
             yield SHAPES["causal" in masks], name, masks
 
 
@@ -204,7 +204,6 @@ def main() -> None:
             except Exception as error:
                 reason = error.__context__ or error  # the end of a capture hides what went wrong in it
                 rows.append({"what": repr(given)[:200], "failed": f"{type(reason).__name__}: {str(reason)[:300]}"})
-        torch.cuda.empty_cache()
         print(json.dumps(rows[-1]), f"{time.monotonic() - began:.0f} s", flush=True)
         Path(args.out).write_text(json.dumps(rows, indent=1))
 
@@ -212,6 +211,7 @@ def main() -> None:
         for name in ("T5-base, 4 × 4096", "DeBERTa-v3-base, 4 × 4096"):
             for way, dropout in product(("posenc", "no positions", "original"), (False, True)):
                 if not args.only or name in args.only:
+                    torch.cuda.empty_cache()
                     torch.cuda.reset_peak_memory_stats()
                     keep(model_step, name, way, dropout)
         return
@@ -231,6 +231,9 @@ def main() -> None:
     for shape, name, masks in wanted:
         if wrong[name] < 2e-2:
             keep(measure, shape, name, masks)
+            if "CUDA error" in rows[-1].get("failed", ""):  # nothing runs in this process any more
+                break
+            torch.cuda.empty_cache()
     show(rows)
 
 

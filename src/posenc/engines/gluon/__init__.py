@@ -32,13 +32,8 @@ FEWEST = (
 SHORTEST_CONTENT = 2048  # keys: of shorter texts most tiles are near ones, and the other kernel's are smaller
 SMALLEST = 2.0**-40
 SHORTEST_BACKWARD = 2048  # as measured
-KEY_TERM = True  # the forward pass with content terms of queries and keys
-UNVERIFIED_CONTENT = (
-    "heads of 128 with values",
-    "heads of 128 with windows or documents",
-)  # content terms in the backward pass, and those of keys in the forward pass: emulated, not compared on a card
 SHORTEST_CONTENT_BACKWARD = 4096  # as measured
-CONTENT_BACKWARD = True  # the backward pass with content terms
+WIDE_OF_128 = False  # content terms over wide spans, heads of 128, in the backward pass: compared on a card, not timed
 ROLLING_BACKWARD = False  # the backward pass with a content term over every distance: emulated, not run on a card
 MOST_SUMS = 1 << 27  # float32 numbers of content_backward.py's outer
 MOST = 1 << 20  # blocks of keys in the backward pass: their order is made on the host
@@ -79,11 +74,9 @@ def refuse_window(x: Inputs, num: Numbers, scale: float, dropout: float) -> str 
     if x.table is None:
         return "it needs a content term of the queries"
     reads = READS - {"bias", "slopes"} | {"table", "states"}
-    if x.key_table is not None and KEY_TERM:
+    if x.key_table is not None:
         if x.starts is not None or (-num.cols_hi, -num.cols_lo) != (num.rows_lo, num.rows_hi):
             return "a content term of the keys must have the distances of the queries' term, and no start for each row"
-        if refuse_unverified(x, num) is not None:
-            return refuse_unverified(x, num)
         reads = reads | {"key_table"}
     reason = refuse_device(x.q.device) or refuse_call(x, num, scale, dropout, reads) or refuse_slower(x, num)
     if reason is not None:
@@ -182,12 +175,10 @@ def refuse_backward(x: Inputs, num: Numbers, scale: float, dropout: float, do: t
 
 def refuse_content_backward(x: Inputs, num: Numbers, scale: float, dropout: float, do: torch.Tensor) -> str | None:
     """Why the backward kernel with content terms does not run this call, or None. x without a bias that is part of the row term."""
-    if not CONTENT_BACKWARD:
-        return "its last version was not timed on a card"
     if x.table is None and x.key_table is None and x.value is None:
         return "it needs a content term"
     reads = READS - {"bias", "slopes", "starts"} | {"table", "states", "key_table", "value"}
-    reason = refuse_unverified(x, num) or refuse_any_backward(x, do) or refuse_device(x.q.device)
+    reason = refuse_any_backward(x, do) or refuse_device(x.q.device)
     reason = reason or refuse_call(x, num, scale, dropout, reads)
     if reason is not None:
         return reason
@@ -197,23 +188,12 @@ def refuse_content_backward(x: Inputs, num: Numbers, scale: float, dropout: floa
 
     if x.table is not None and blocks_of_keys(x) * x.q.shape[1] // x.k.shape[1] * x.q.shape[2] > MOST_SUMS:
         return f"sums for each block of 128 keys and each query would be more than {MOST_SUMS}"
+    if num.wide and x.q.shape[3] == 128 and not WIDE_OF_128:
+        return "heads of 128 over wide spans were compared, but not timed"
     if num.queries:
         return "the row term has too many distances for one band in memory"
     if x.table is not None and not is_one_sided(x, num):
         return "a block of 128 keys may lie beyond both ends of the row term's span"
-    return None
-
-
-def refuse_unverified(x: Inputs, num: Numbers) -> str | None:
-    """Whether these content terms were compared with float64 on a card."""
-    is_large = x.q.shape[3] == 128
-    parts = {
-        "heads of 128 with values": is_large and x.value is not None,
-        "heads of 128 with windows or documents": is_large and (num.left >= 0 or num.right > 0 or x.doc_q is not None),
-    }
-    for part in UNVERIFIED_CONTENT:
-        if parts[part]:
-            return f"{part}: not compared with float64 on a card yet"
     return None
 
 
