@@ -7,13 +7,15 @@ that never comes raises `Deadlock`. It checks the schedule, indices, masks and b
 
 from __future__ import annotations
 
-import re
+import ast
 import sys
 import threading
 import types
 from pathlib import Path
 
 import torch
+
+from posenc.engines.gluon.skew import write_skew
 
 ENGINES = Path(__file__).parents[2] / "src" / "posenc" / "engines"
 PATIENCE = 5.0  # seconds without progress: a deadlock
@@ -194,12 +196,19 @@ class Descriptor:
 
     def __init__(self, x, rows, columns=None):
         columns = columns or x.shape[-1]
-        self.x, self.rows, self.dtype, self.block_shape = x, rows, x.dtype, [1] * (x.dim() - 2) + [rows, columns]
+        self.x, self.rows, self.dtype, self.block_shape = (
+            x.detach(),
+            rows,
+            x.dtype,
+            [1] * (x.dim() - 2) + [rows, columns],
+        )
         self.block_type = types.SimpleNamespace(nbytes=rows * columns * x.element_size())
 
     def part(self, at):
         if self.x.dim() == 2:
-            return self.x[number(at[0])][None], 0
+            row, column = map(number, at)
+            assert row >= 0 and column >= 0, "a tile outside its tensor"
+            return self.x[row : row + self.rows, column : column + self.block_shape[-1]], 0
         *which, first, _ = map(number, at)
         length = self.x.shape[-2]
         inside = min(max(first, 0), length), max(min(first + self.rows, length), 0)
@@ -265,7 +274,7 @@ def _load(desc, at, barrier, result, pred=True):
 
 def _store(desc, at, source):
     part, first = desc.part(at)
-    part.copy_(source.data[0, 0, first : first + len(part)])
+    part.copy_(source.data.view(-1, source.shape[-1])[first : first + len(part)])
 
 
 def _add(desc, at, source):
@@ -292,7 +301,8 @@ def _assembly(text, constraints, args, **options):
         return Register(_sum_diagonals(args[0].data))
     if "shfl" in text:
         i, j = torch.arange(64)[:, None], torch.arange(64)
-        return Register(torch.cat([x.data for x in args[:2]], 1).gather(1, j - i + 64))
+        at = i + j if text == write_skew(back=True)[0] else j - i + 64
+        return Register(torch.cat([x.data for x in args[:2]], 1).gather(1, at))
     if "red." in text:
         pointer, x = args
         pointer.memory.index_put_((pointer.at,), x.data, accumulate=True)
@@ -356,9 +366,10 @@ def _write(pointer, value, mask=True):
     pointer.memory[at[keep]] = value[keep].to(pointer.memory.dtype)
 
 
-def _add_to(pointer, value, sem):
+def _add_to(pointer, value, sem, mask=True):
+    at, value, keep = torch.broadcast_tensors(raw(pointer.at), value.data, torch.as_tensor(raw(mask)))
     with current.machine.lock:
-        pointer.memory.index_put_((raw(pointer.at),), value.data, accumulate=True)
+        pointer.memory.index_put_((at[keep],), value[keep], accumulate=True)
 
 
 def _allocate(dtype, shape, layout):
@@ -403,26 +414,48 @@ def _stand_ins():
     )  # fmt: skip
 
 
-def load(*more):
-    """kernel.py and prepare.py, and more files beside them, as one module of plain functions."""
+def _replaced(node):
+    """Whether it imports what the stand-ins or the files beside it give."""
+    if isinstance(node, ast.ImportFrom):
+        return node.level > 0 or node.module.split(".")[0] == "triton"
+    return isinstance(node, ast.Import) and any(x.name.split(".")[0] == "triton" for x in node.names)
+
+
+def load(*names):
+    """The kernels of prepare.py, kernel.py and the files named, as plain functions: one module, and in its `files` a namespace for each file."""
     gl, hopper = _stand_ins()
     jit = lambda function=None, **options: function or (lambda inner: inner)  # noqa: E731
-    module = types.ModuleType("gluon_kernel")
     triton = types.SimpleNamespace(
         jit=jit, constexpr_function=jit, next_power_of_2=lambda x: 1 << (int(x) - 1).bit_length()
     )
-    module.__dict__.update(gl=gl, tl=gl, gluon=triton, triton=triton, builtin=jit, **hopper)
+    module = types.ModuleType("gluon_kernel")
+    module.files = {}
     sys.modules["gluon_kernel"] = module
-    for path in (
-        ENGINES / "triton" / "masking.py",
-        ENGINES / "triton" / "tiles.py",
-        *(ENGINES / "gluon" / name for name in ("prepare.py", "kernel.py", *more)),
-    ):
-        body = re.sub(
-            r"^(from (triton|\.)|import triton)[^(\n]*(\([^)]*\))?$", "", path.read_text(encoding="utf-8"), flags=re.M
-        )
-        exec(compile(body, str(path), "exec"), module.__dict__)
-    module.async_add = _add
+
+    def run(path):
+        """What a file defines, and what it imports from files beside it."""
+        if path.stem not in module.files:
+            space = module.files[path.stem] = {
+                "__name__": "gluon_kernel",
+                "gl": gl,
+                "tl": gl,
+                "gluon": triton,
+                "triton": triton,
+                "builtin": jit,
+                **hopper,
+            }
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            for node in (x for x in tree.body if isinstance(x, ast.ImportFrom) and x.level):
+                given = run((path.parents[node.level - 1] / node.module.replace(".", "/")).with_suffix(".py"))
+                space.update({x.asname or x.name: given[x.name] for x in node.names})
+            tree.body = [x for x in tree.body if not _replaced(x)]
+            exec(compile(tree, str(path), "exec"), space)
+            if "async_add" in space:
+                space["async_add"] = _add
+        return module.files[path.stem]
+
+    for name in ("prepare.py", "kernel.py", *names):
+        module.__dict__.update(run(ENGINES / "gluon" / name))
     return module
 
 
@@ -438,12 +471,13 @@ def _given(x):
     return Integer(x) if isinstance(x, int) else getattr(x, "value", x)
 
 
-def launch(module, name, programs, args, constants):
+def launch(module, kernel, programs, args, constants):
     """A kernel over all its programs, one after another. Descriptors: (tensor, rows of a block, and columns)."""
+    function = module.files[kernel.__module__.rpartition(".")[2]][kernel.__name__]
     args = [Descriptor(*x) if type(x) is tuple else _given(x) for x in args]
     for program in range(programs):
         current.machine = Machine(program, programs)
-        getattr(module, name)(*args, **{name: Constant(x) for name, x in constants.items()})
+        function(*args, **{name: Constant(x) for name, x in constants.items()})
 
 
 def with_bounds(inputs):

@@ -31,7 +31,7 @@ def emulate(module):
     def launch(called, programs, *args, **constants):
         constants.pop("num_warps", None)
         args = [(x.base, *x.block_shape[-2:]) if type(x).__name__ == "TensorDescriptor" else x for x in args]
-        gluon_emulator.launch(module, called.__name__, programs, args, constants)
+        gluon_emulator.launch(module, called, programs, args, constants)
 
     return launch
 

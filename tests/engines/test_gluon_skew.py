@@ -41,9 +41,10 @@ def run(text, threads):
                 own[into] = OPERATIONS[name](*(read(own, x) for x in given))
 
 
-def test_it_skews_a_band():
+@pytest.mark.parametrize("back", [False, True])
+def test_it_skews_a_band(back):
     """With a number of its own for each element of the band."""
-    text, constraints = skew.write_skew()
+    text, constraints = skew.write_skew(back)
     element = lambda row, column: 128 * row + column  # noqa: E731
     threads = []
     for thread in range(128):
@@ -57,7 +58,7 @@ def test_it_skews_a_band():
     run(text, threads)
     for thread, own in enumerate(threads):
         for register, row, column in places(thread):
-            expected = element(row, column - row + 64)
+            expected = element(row, column + row if back else column - row + 64)
             assert own[f"${register}"] == expected | (expected + 1) << 16
     assert constraints.split(",") == ["=r"] * 16 + ["r"] * 64
 

@@ -27,7 +27,14 @@ import triton
 from triton.runtime import driver
 
 from posenc.engines import gluon
-from posenc.engines.gluon import backward_launch, content_launch, launch, rolling_launch, window_launch
+from posenc.engines.gluon import (
+    backward_launch,
+    content_launch,
+    launch,
+    rolling_backward_launch,
+    rolling_launch,
+    window_launch,
+)
 from posenc.engines.triton import launcher
 from posenc.engines.triton.arguments import FAR, Inputs, Numbers
 from posenc.engines.triton.band_layout import make_band
@@ -39,11 +46,13 @@ CONTENT = {
     "content": ("table",), "content and bias": ("table", "bias"), "content of 16 states": ("table", "states"),
     "content over every distance": ("table", "bias", "every"), "content of both": ("table", "key_table"),
 }  # fmt: skip
-"""every: by rolling.py, which has near tiles only."""
+"""every: by rolling.py, rolling_backward.py or, with keys, rolling_backward_keys.py, which have near tiles only."""
 CONTENT_BACKWARD = {
     "content": ("table",), "content of the keys": ("key_table",), "content of both": ("table", "key_table"),
-    "content and values": ("table", "value"),
+    "content and values": ("table", "value"), "wide content": ("table", "wide"), "wide content of both": ("table", "key_table", "wide"),
+    "content over every distance": ("table", "bias", "every"), "content over every distance, dk and dv": ("table", "bias", "every", "keys"),
 }  # fmt: skip
+"""wide: spans with whole tiles within them."""
 DOCUMENTS = ("doc_q", "doc_k", "doc_q_keys", "doc_k_queries")
 MASKS = {
     "": (), "window": (), "padding": ("key_mask", "key_bounds"), "documents": DOCUMENTS,
@@ -66,7 +75,7 @@ def compile_variant(size, terms, masks, window, backward, dtype=torch.bfloat16):
     }  # fmt: skip
     lo, hi = (-4, 4) if terms else (FAR, FAR)
     spans = {"bias_lo": -4, "bias_hi": 4, "rows_lo": -4, "rows_hi": 4}
-    numbers = Numbers(right=0, left=100 if window else -1, lo=lo, hi=hi, **spans)
+    numbers = Numbers(right=0, left=100 if window else -1, lo=lo, hi=hi, wide=int("wide" in terms), **spans)
     made = []
 
     def record(kernel, programs, *args, **constants):
@@ -74,7 +83,7 @@ def compile_variant(size, terms, masks, window, backward, dtype=torch.bfloat16):
         compiled = launcher.compile_kernel(kernel, args, constants)
         made.append((compiled, spent() - began))
 
-    inputs = Inputs(q, q, q, **{x: tensors[x] for x in (*terms, *masks) if x != "every"})
+    inputs = Inputs(q, q, q, **{x: tensors[x] for x in (*terms, *masks) if x in tensors})
     lse = torch.empty(1, 2, 512)
     band = make_band(q, 2, -4, 4, 0, 0, 512)._replace(ends=torch.empty(1, 2, 2, 512), rows=512)
     if backward and "every" not in terms and set(terms) & {"table", "key_table", "value"}:
@@ -82,7 +91,10 @@ def compile_variant(size, terms, masks, window, backward, dtype=torch.bfloat16):
         content_launch.run_backward(
             record, q, None, q, lse, inputs, numbers, 0.125, q, q, q, rows, cols, mass, rows, cols
         )
-        return made[1]
+        return next(one for one in made if one[0].metadata.name == "backward_content")
+    if backward and "every" in terms:
+        rolling_backward_launch.run_backward(record, q, None, q, lse, inputs, numbers, 0.125, q, q, q)
+        return made[-1] if "keys" in terms else made[2]
     if backward:
         backward_launch.run_backward(record, q, None, q, lse, inputs, numbers, 0.125, q, q, q, True, True)
         return made[1]  # between what runs before and after it
@@ -99,6 +111,8 @@ def row_width(size, terms):
 def count_products(size, terms, backward):
     """Products of 16 channels or keys in a far and in a near tile."""
     far = (16 if size == 64 else 20) if backward else 12
+    if backward and "every" in terms:
+        far = 24 if "keys" in terms else 20
     if backward or "table" not in terms or "every" in terms:
         return far, far
     width = row_width(size, terms)
@@ -107,14 +121,14 @@ def count_products(size, terms, backward):
     return far, far + (keys // 64 + 1) * max(width, 32) // 16
 
 
-def inspect(compiled, products, per_consumer):
+def inspect(compiled, products, per_consumer, consumers):
     with tempfile.TemporaryDirectory() as folder:
         ptx, cubin = Path(folder) / "kernel.ptx", Path(folder) / "kernel.cubin"
         ptx.write_text(compiled.asm["ptx"])
         log = run("ptxas", "-v", "--gpu-name=sm_90a", ptx, "-o", cubin)
         code = run("cuobjdump", "-sass", cubin)
     lines = [(int(at, 16), text) for at, text in re.findall(r"^\s+/\*([0-9a-f]{4,6})\*/\s+(.*?);", code, re.M)]
-    loops = tile_loops(lines, products, per_consumer)
+    loops = tile_loops(lines, products, per_consumer * consumers)
     return {
         "spilled": int(re.search(r"(\d+) bytes spill stores", log)[1]),
         "shared": compiled.metadata.shared,
@@ -130,7 +144,7 @@ def run(tool, *args):
     return done.stdout + done.stderr
 
 
-def tile_loops(lines, counts, per_consumer):
+def tile_loops(lines, counts, expected):
     """First and last address of the loops with as many products (far, near) of a consumer, in order: over far tiles (in the backward pass on the
     right, then on the left), over near ones."""
     loops = []
@@ -143,9 +157,7 @@ def tile_loops(lines, counts, per_consumer):
     length = lambda x: x[1] - x[0]  # noqa: E731
     # of loops that overlap, the shortest: others jump back from behind one
     loops = [x for x in loops if not any(x[0] <= y[1] and y[0] <= x[1] and length(y) < length(x) for y in loops)]
-    assert len(loops) == (3 if per_consumer == 1 else 6), (
-        f"{len(loops)} loops"
-    )  # of three consumers; two in the backward pass
+    assert len(loops) == expected, f"{len(loops)} loops"
     return loops
 
 
@@ -173,21 +185,24 @@ def main() -> None:
     print("size | terms | masks | registers | spilled | shared | seconds | far, near, local | faults")
     every = TERMS | (CONTENT_BACKWARD if args.backward else CONTENT)
     for size, (name, terms), (mask, masks) in product(gluon.SIZES, every.items(), MASKS.items()):
-        if not all(part in f"{size} {name} {mask}" for part in args.only):
+        if not all(part in f"{size} {name} | {mask}" for part in args.only):
             continue
         if "every" in terms and size not in rolling_launch.DEPTHS:
             continue
-        per_consumer = 3 if args.backward else 1 if "every" in terms else 2
+        per_consumer = 1 if "every" in terms else 3 if args.backward else 2
         compiled, seconds = compile_variant(size, terms, masks, "window" in mask, args.backward)
         row = {
             "size": size,
             "terms": name,
             "masks": mask,
-            **inspect(compiled, count_products(size, terms, args.backward), per_consumer),
+            **inspect(compiled, count_products(size, terms, args.backward), per_consumer, 2 if args.backward else 3),
             "seconds": round(seconds, 1),
         }
         row["consumer"] = launch.REGISTERS[0]
-        if args.backward:
+        if args.backward and "every" in terms:
+            schedule = rolling_backward_launch.RollingSchedule()
+            row["consumer"] = (schedule.key_registers if "keys" in terms else schedule.registers)[0]
+        elif args.backward:
             row["consumer"] = (
                 (content_launch if name in CONTENT_BACKWARD else backward_launch).SCHEDULES[size].registers[0]
             )

@@ -34,6 +34,7 @@ class Schedule(NamedTuple):
     add: int = 2  # 0, 1: without dq, without its sums in memory; 3: added by the copy engine
     late: int = 0  # 1: dv and dk of a tile run beside the next one's softmax
     spread: int = 1  # 0: blocks of keys all begin at their first tile of queries
+    copied: int = 1  # 0: tiles of content terms are gathered within their spans too
 
 
 SCHEDULES = {64: Schedule(), 128: Schedule(queries=32, add=3, registers=(216, 56, 24))}
@@ -64,6 +65,19 @@ def order_blocks(heads: int, costs: tuple[int, ...], programs: int) -> tuple[tup
     return tuple(x for row in taken for x in (len(row), *row, *[0] * (width - 1 - len(row)))), width
 
 
+def order_keys(x: Inputs, num: Numbers, keys: int, queries: int, processors: int) -> tuple[tuple[int, ...], int, int]:
+    """order_blocks of a call's blocks of so many keys, whose cost are the tiles of queries that may see them; and the number of programs."""
+    batch, heads, q_length, _ = x.q.shape
+    kv_heads, k_length = x.k.shape[1:3]
+    q_tiles, blocks = -(-q_length // queries), -(-k_length // keys)
+    programs = min(batch * kv_heads * blocks, processors)
+    seen = [0] * blocks  # the first tile of queries that may see a block: padding and documents are not known here
+    if num.right >= 0:
+        seen = [max(block * keys + q_length - k_length - num.right, 0) // queries for block in range(blocks)]
+    costs = tuple(heads // kv_heads * max(q_tiles - first, 1) + BEYOND for first in seen)
+    return *order_blocks(batch * kv_heads, costs, programs), programs
+
+
 def run_backward(
     launch: Launch, do: Tensor, d_lse: Tensor | None, out: Tensor, lse: Tensor, x: Inputs, num: Numbers, scale: float,
     dq: Tensor, dk: Tensor, dv: Tensor, wants_bias: bool, wants_slopes: bool = False, schedule: Schedule | None = None,
@@ -92,12 +106,7 @@ def run_backward(
     )  # fmt: skip
 
     processors = torch.cuda.get_device_properties(q.device).multi_processor_count
-    programs = min(batch * kv_heads * blocks, processors)
-    seen = [0] * blocks  # the first tile of queries that may see a block: padding and documents are not known here
-    if right is not None:
-        seen = [max(block * keys + q_length - k_length - right, 0) // s.queries for block in range(blocks)]
-    costs = tuple(heads // kv_heads * max(q_tiles - first, 1) + BEYOND for first in seen)
-    numbers, order_row = order_blocks(batch * kv_heads, costs, programs)
+    numbers, order_row, programs = order_keys(x, num, keys, s.queries, processors)
     order = constant(numbers, q.device, torch.int32)
     wants_bias = wants_bias and x.bias is not None
     band = ends = parts = stats

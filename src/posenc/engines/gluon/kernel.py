@@ -248,7 +248,7 @@ def hide(s, m0, n0, masks, limits, S_L: gl.constexpr, WINDOW: gl.constexpr, PADD
     if WINDOW:
         is_visible = is_visible & (8 * eight >= row + (step - left) - column)
     if PADDED:
-        word = gl.load(bits + n0 // s.shape[1] * 8 + column)
+        word = gl.load(bits + gl.minimum(n0, k_length - 1) // s.shape[1] * 8 + column)
         is_visible = is_visible & ((word & (1 << eight)) != 0)
     if DOCS:
         at = doc_keys + 2 * gl.minimum(m0 + row, q_length - 1)

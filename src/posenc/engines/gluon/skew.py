@@ -24,17 +24,23 @@ from triton.experimental.gluon import language as gl
 UNITS = 8  # of eight columns in a tile
 
 
-def write_skew() -> tuple[str, str]:
-    """Assembly and constraints: 16 registers out, 16 of the band's columns 0 .. 63 in, and 16 of its columns 64 .. 127."""
+def write_skew(back: bool = False) -> tuple[str, str]:
+    """Assembly and constraints: 16 registers out, 16 of columns 0 .. 63 in, and 16 of columns 64 .. 127. back: the other way (unskew)."""
     registers = 2 * UNITS
+    way = 1 if back else -1
     lines = [
         "{", ".reg .pred pw1, pw2, pe, pf, pb;", ".reg .b32 lane, t, a, e, f, sel, x;",
         f"mov.u32 x, ${3 * registers};", "mov.u32 lane, %laneid;", "and.b32 t, lane, 3;",
         "and.b32 e, x, 16;", "setp.ne.u32 pw1, e, 0;", "and.b32 e, x, 32;", "setp.ne.u32 pw2, e, 0;",
-        "and.b32 e, x, 1;", "setp.ne.u32 pb, e, 0;", "selp.b32 sel, 0x5432, 0x7654, pb;",
-        "shr.u32 a, x, 1;", "and.b32 a, a, 3;", "setp.ge.u32 pe, t, a;", "setp.gt.u32 pf, t, a;",
-        "sub.u32 e, t, a;", "and.b32 e, e, 3;", "sub.u32 f, e, 1;", "and.b32 f, f, 3;",
-        "and.b32 x, lane, 28;", "or.b32 e, e, x;", "or.b32 f, f, x;",
+        "and.b32 e, x, 1;", "setp.ne.u32 pb, e, 0;", f"selp.b32 sel, 0x5432, {'0x3210' if back else '0x7654'}, pb;",
+        "shr.u32 a, x, 1;", "and.b32 a, a, 3;",
+    ]  # fmt: skip
+    if back:
+        lines += ["add.u32 e, t, a;", "setp.gt.u32 pe, 4, e;", "setp.gt.u32 pf, 3, e;", "add.u32 f, e, 1;"]
+    else:
+        lines += ["setp.ge.u32 pe, t, a;", "setp.gt.u32 pf, t, a;", "sub.u32 e, t, a;", "sub.u32 f, e, 1;"]
+    lines += [
+        "and.b32 e, e, 3;", "and.b32 f, f, 3;", "and.b32 x, lane, 28;", "or.b32 e, e, x;", "or.b32 f, f, x;",
     ]  # fmt: skip
     made: set[str] = set()
 
@@ -49,28 +55,31 @@ def write_skew() -> tuple[str, str]:
         def band(unit: int, h: int = h) -> str:
             return f"${registers + unit // UNITS * registers + unit % UNITS * 2 + h}"
 
-        last = 2 * UNITS - 1 - h
-        first = last - UNITS
-        for unit in range(first - 4, last + 1):  # shifted by two units in odd warps
-            if unit >= 2:
-                lines.append(f"selp.b32 {new(f'v{h}_{unit}')}, {band(unit - 2)}, {band(unit)}, pw1;")
-        for unit in range(first, last + 1):  # and by four in the last two
-            lines.append(f"selp.b32 {new(f'w{h}_{unit}')}, v{h}_{unit - 4}, v{h}_{unit}, pw2;")
+        begin = h if back else UNITS - h  # the unit that a warp's first unit is made of, before its shift by 16 w
+        units = range(begin, begin + UNITS + 1) if back else range(begin - 1, begin + UNITS)
+        for unit in sorted({*units, *(unit + 4 * way for unit in units)}):  # shifted by two units in odd warps
+            if 0 <= unit + 2 * way < 2 * UNITS:
+                lines.append(f"selp.b32 {new(f'v{h}_{unit}')}, {band(unit + 2 * way)}, {band(unit)}, pw1;")
+        for unit in units:  # and by four in the last two
+            lines.append(f"selp.b32 {new(f'w{h}_{unit}')}, v{h}_{unit + 4 * way}, v{h}_{unit}, pw2;")
             lines.append(f"shfl.sync.idx.b32 {new(f'e{h}_{unit}')}, w{h}_{unit}, e, 31, 0xffffffff;")
             lines.append(f"shfl.sync.idx.b32 {new(f'f{h}_{unit}')}, w{h}_{unit}, f, 31, 0xffffffff;")
-        for unit in range(first + 1, last + 1):
-            lines.append(f"selp.b32 {new(f'p{h}_{unit}')}, e{h}_{unit}, e{h}_{unit - 1}, pe;")
-            lines.append(f"selp.b32 {new(f'q{h}_{unit}')}, f{h}_{unit}, f{h}_{unit - 1}, pf;")
-    for h in range(2):
-        first = UNITS - h
         for unit in range(UNITS):
-            lines.append(f"prmt.b32 ${2 * unit + h}, q{h}_{first + unit}, p{h}_{first + unit}, sel;")
+            here = begin + unit
+            lines.append(f"selp.b32 {new(f'p{h}_{unit}')}, e{h}_{here}, e{h}_{here + way}, pe;")
+            lines.append(f"selp.b32 {new(f'q{h}_{unit}')}, f{h}_{here}, f{h}_{here + way}, pf;")
+    for h in range(2):
+        for unit in range(UNITS):
+            pair = (f"p{h}_{unit}", f"q{h}_{unit}")
+            first, second = pair if back else pair[::-1]
+            lines.append(f"prmt.b32 ${2 * unit + h}, {first}, {second}, sel;")
     lines.append("}")
     return "\n".join(lines), ",".join(["=r"] * registers + ["r"] * 4 * registers)
 
 
 _TEXT, _CONSTRAINTS = write_skew()
 SKEW = gl.constexpr(_TEXT)
+UNSKEW = gl.constexpr(write_skew(back=True)[0])
 SKEW_CONSTRAINTS = gl.constexpr(_CONSTRAINTS)
 
 
@@ -80,4 +89,13 @@ def skew(before, after):
     row = gl.expand_dims(gl.arange(0, 64, gl.SliceLayout(1, before.type.layout)), 1)
     return gl.inline_asm_elementwise(
         SKEW, SKEW_CONSTRAINTS, [before, after, row], dtype=before.dtype, is_pure=True, pack=32
+    )
+
+
+@gluon.jit
+def unskew(before, after):
+    """The way back, of a gradient: two neighbouring tiles [64, 64] by query and key -> out[i, c] = [before, after][i, c + i], by query and distance."""
+    row = gl.expand_dims(gl.arange(0, 64, gl.SliceLayout(1, before.type.layout)), 1)
+    return gl.inline_asm_elementwise(
+        UNSKEW, SKEW_CONSTRAINTS, [before, after, row], dtype=before.dtype, is_pure=True, pack=32
     )

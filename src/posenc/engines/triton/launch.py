@@ -148,6 +148,18 @@ def run_backward(
             grads["slopes"] = None if d_slopes is None else d_slopes.sum((0, 2, 3))
             return list(grads.values())
     d_lse = None if d_lse is None else d_lse.contiguous()
+    if gluon.refuse_rolling_backward(_without_joined_bias(x, num), num, scale, dropout, do) is None:
+        from ..gluon.rolling_backward_launch import run_backward as run_rolling
+
+        grads = _allocate_gradients(x, d_lse, lse, wanted, False, 1)
+        try:
+            grads["table"], grads["bias"] = run_rolling(
+                launch, do, d_lse, out, lse, x, num, scale, grads["q"], grads["k"], grads["v"]
+            )
+        except Exception as error:  # as above
+            gluon.give_up(error)
+        else:
+            return list(grads.values())
     q, k, v = x.q, x.k, x.v
     batch, heads, q_length, size = q.shape
     k_length, v_size = k.shape[2], v.shape[3]
@@ -176,7 +188,7 @@ def run_backward(
         several = len(blocks) > 1
         d_cols = make_band(
             q, heads, num.cols_lo, num.cols_hi, -num.offset, 0, k_length,
-            dtype=torch.float32 if several else None, zero=several or runs_gluon, fixed_point=fixed_point,
+            dtype=torch.float32 if several else None, zero=several, fixed_point=fixed_point,
         )  # fmt: skip
     delta = torch.empty_like(lse)
     ends = lse.new_empty(4, *lse.shape)
@@ -206,7 +218,7 @@ def run_backward(
             terms = terms._replace(rows=_make_rows(launch, x, num, scale, kind, first, last))
         if needs_rows:
             lo, hi = terms.rows.lo, terms.rows.hi
-            d_rows = make_band(q, heads, lo, hi, num.offset, first, last, fixed_point=fixed_point, zero=runs_gluon)
+            d_rows = make_band(q, heads, lo, hi, num.offset, first, last, fixed_point=fixed_point)
             d_terms = d_terms._replace(rows=d_rows)
         if not (runs_gluon and _run_gluon(launch, do, d_lse, out, lse, x, num, scale, grads, terms, d_terms)):
             sizes = _sizes(x, num, first, last)
@@ -285,7 +297,7 @@ def _allocate_gradients(
         grads["bias"] = torch.zeros_like(x.bias)
     if wanted["table"] or wanted["states"]:
         grads["table"] = q.new_zeros(x.table.shape, dtype=torch.float32) if blocks > 1 else None
-        grads["states"] = None if x.states is None else x.states.new_empty(x.states.shape)
+        grads["states"] = None if x.states is None else empty_in_order(x.states, x.states.shape[3])
     for name in ("slopes", "scales"):
         if wanted[name]:
             grads[name] = lse.new_zeros(q.shape[:3])

@@ -1,0 +1,70 @@
+"""What runs before and after the Gluon backward kernels with a content term over every distance: delta, and which tiles each block of keys
+visits; the gradients of the table and the bias from the sums of programs."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ..triton.tiles import load_tile, padded
+from .backward_prepare import split_keys
+
+
+@triton.jit(
+    do_not_specialize=[
+        "blocks",
+        "count",
+        "heads",
+        "batch_heads",
+        "q_length",
+        "k_length",
+        "offset",
+        "left",
+        "right",
+        "lo",
+        "hi",
+    ]
+)
+def prepare_rolling(
+    out, do, d_lse, delta, tiles, blocks, count, positions, masks, heads, batch_heads, q_length, k_length, offset, left, right, lo, hi,
+    D: tl.constexpr, BM: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
+    """The first programs take a tile of queries each, the others a block of keys."""
+    pid = tl.program_id(0)
+    q_tiles = tl.cdiv(q_length, BM)
+    if pid < batch_heads * q_tiles:
+        tile, bh = pid % q_tiles, (pid // q_tiles).to(tl.int64)
+        b, h = bh // heads, bh % heads
+        i, d = tile * BM + tl.arange(0, BM), tl.arange(0, D)
+        valid = i < q_length
+        out_tile = load_tile(out.ptr + b * out.b + h * out.h, out.l, tile * BM, q_length, d, D, BM, True)
+        do_tile = load_tile(do.ptr + b * do.b + h * do.h, do.l, tile * BM, q_length, d, D, BM, True)
+        x = tl.sum(out_tile.to(tl.float32) * do_tile.to(tl.float32), 1)
+        row = bh * padded(q_length) + i
+        if d_lse is not None:
+            x -= 1.4426950408889634 * tl.load(d_lse + row, mask=valid, other=0.0)
+        tl.store(delta + row, x, mask=valid)
+    else:
+        at = pid - batch_heads * q_tiles
+        split_keys(at, tiles, count, positions, masks, q_length, k_length, offset, left, right, lo, hi, BM, KEYS, KEYS)
+
+
+@triton.jit(do_not_specialize=["programs", "chunks", "first", "span", "scale"])
+def sum_tables(sums, bias_sums, table, bias, programs, chunks, first, span, scale, D: tl.constexpr, KEYS: tl.constexpr):
+    """sums [H, programs, chunks, D KEYS] (rolling_backward.py) -> table [H, span, D], times the scale, and bias [H, span]. first: the table's row at
+    which the first chunk begins."""
+    chunk, h = tl.program_id(0) % chunks, (tl.program_id(0) // chunks).to(tl.int64)
+    x = tl.zeros([KEYS * D], tl.float32)
+    y = tl.zeros([KEYS], tl.float32)
+    for program in range(programs):
+        at = (h * programs + program) * chunks + chunk
+        x += tl.load(sums + at * KEYS * D + tl.arange(0, KEYS * D))
+        if bias is not None:
+            y += tl.load(bias_sums + at * KEYS + tl.arange(0, KEYS))
+    x = tl.reshape(x, [D // 8, 4, 8, 4, 2, 2])  # channels // 8, warp, g, c, half, pair
+    x = tl.reshape(tl.permute(x, (1, 4, 2, 0, 3, 5)), [KEYS, D])
+    row, d = first + chunk * KEYS + tl.arange(0, KEYS), tl.arange(0, D)
+    inside = (row >= 0) & (row < span)
+    tl.store(table + h * span * D + (row[:, None] * D + d[None, :]), x * scale, mask=inside[:, None])
+    if bias is not None:
+        tl.store(bias + h * span + row, y, mask=inside)

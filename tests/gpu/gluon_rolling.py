@@ -1,0 +1,294 @@
+"""The Gluon backward pass with a content term over every distance (Transformer-XL) on a Hopper GPU: checked against float64, then timed.
+
+    python -m tests.gpu.gluon_rolling --out FILE.json [--only causal,step] [--skip check,time] [--seconds 80] [--pair]
+
+Jobs run in processes of their own, as in tests/gpu/hopper.py. Times are replayed graphs: of the backward pass with all that belongs to it, of its two
+kernels alone, of the Triton pair (--pair), and of a whole step through `attend`, beside cuDNN's without positions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from itertools import product
+from pathlib import Path
+
+from tests.gpu import hopper
+
+FLAGS = (("", "causal"), ("window", "band"), ("padding", "causal padding"), ("causal documents",), ("all",))
+LENGTHS = ((600, 600), (1, 1), (65, 65), (129, 200), (1000, 1000), (1300, 700), (2500, 2500))
+ROWS = (  # batch, heads, length, masks
+    (4, 16, 4096, ""), (4, 16, 4096, "causal"), (1, 16, 16384, ""), (1, 16, 16384, "causal"), (8, 12, 2048, ""), (16, 12, 1024, "causal"),
+    (16, 12, 512, ""), (4, 16, 4096, "padding"),
+)  # fmt: skip
+SCHEDULES = (
+    {"add": 0}, {"turns": True}, {"key_turns": True}, {"stages": 3}, {"registers": (200, 88, 24)}, {"key_stages": 3}, {"key_ring": 5},
+)  # fmt: skip
+
+
+def checks(only):
+    groups = []
+    for bias, flags in product((True, False), FLAGS):  # a group compiles one variant
+        if bias or flags[0] == "":
+            groups.append([
+                {"kind": "check", "name": f"{'bias' if bias else 'no bias'} {masks} {lq}x{lk}", "bias": bias, "masks": masks, "lq": lq, "lk": lk}
+                for (lq, lk), masks in product(LENGTHS, flags)
+            ])  # fmt: skip
+    groups += [
+        [{"kind": "check", "name": f"step {masks}", "step": True, "masks": masks}]
+        for masks in ("", "causal", "padding")
+    ]
+    wanted = lambda job: not only or any(part in job["name"] for part in only)  # noqa: E731
+    groups = [[job for job in group if wanted(job)] for group in groups]
+    return [group for group in groups if group]
+
+
+def timings(only, pair):
+    jobs = []
+    for batch, heads, length, masks in ROWS:
+        name = f"B{batch} H{heads} L{length} | {masks}"
+        jobs.append({"kind": "time", "name": name, "batch": batch, "heads": heads, "length": length, "masks": masks, "pair": pair})  # fmt: skip
+    jobs[0]["schedules"] = True
+    return [job for job in jobs if not only or any(part in job["name"] for part in only)]
+
+
+def warm_ups(jobs):
+    """Padding or none: each is a variant, and so is each schedule."""
+    small = [{**job, "kind": "warm", "name": f"compile {job['masks']}", "batch": 1, "heads": 2, "length": 2304} for job in jobs]  # fmt: skip
+    found = {"padding" in job["masks"]: job for job in reversed(small)}
+    return [[job] for job in found.values()] + [
+        [{**small[0], "schedule": x}] for x in SCHEDULES if "schedules" in small[0]
+    ]
+
+
+# ---- in a process of its own ------------------------------------------------------------------------------------------
+def make_plan(heads, lq, lk, bias):
+    import torch
+
+    from posenc import Lookup, Plan, Positions, index
+
+    positions = Positions((max(lk - lq, 0), lq), lk)
+    spot = index.exact(positions)
+    table = (torch.randn(heads, spot.n, 64, device="cuda", dtype=torch.bfloat16) / 4).requires_grad_()
+    bias = torch.randn(heads, spot.n, device="cuda").requires_grad_() if bias else None
+    return Plan(positions, lookups=(Lookup(spot, dot_query=table, bias=bias),))
+
+
+def release(enabled=True):
+    from posenc.engines import gluon
+
+    gluon.ROLLING_BACKWARD = enabled
+    gluon.FEWEST = gluon.SHORTEST = 1
+    gluon.give_up = fail
+
+
+def fail(error):
+    raise error
+
+
+class Call:
+    """One backward pass, with what it needs."""
+
+    def __init__(self, batch, heads, kv_heads, lq, lk, masks, bias=True, timed=False):
+        import torch
+
+        from posenc.engines.triton import launch, launcher
+
+        release()
+        self.masks = hopper.make_masks(masks, batch, lq, lk, timed)
+        self.q, self.k, self.v = hopper.make_tensors(batch, heads, kv_heads, lq, lk, 64, torch.bfloat16, "transposed")
+        self.plan = make_plan(heads, lq, lk, bias)
+        self.x, self.num, self.scale = hopper.prepare(self.q, self.k, self.v, self.plan, **self.masks)
+        self.do = torch.randn_like(self.q)
+        self.launch = launcher.launch
+        with torch.no_grad():
+            self.out, self.lse, _ = launch.run_forward(self.launch, self.x, self.num, self.scale, 0.0)
+
+    def run(self, is_pair=False):
+        """The gradients, by name."""
+        import torch
+
+        from posenc.engines import gluon
+        from posenc.engines.triton.arguments import GRADIENTS
+        from posenc.engines.triton.launch import _without_joined_bias, run_backward
+        from posenc.engines.triton.ops import finish_gradient
+
+        release(not is_pair)
+        content = _without_joined_bias(self.x, self.num)
+        reason = None if is_pair else gluon.refuse_rolling_backward(content, self.num, self.scale, 0.0, self.do)
+        assert reason is None, reason
+        wanted = {name: getattr(self.x, name) is not None for name in GRADIENTS}
+        with torch.no_grad():
+            found = run_backward(self.launch, self.do, None, self.out, self.lse, None, self.x, self.num, self.scale, 0.0, wanted)  # fmt: skip
+            return {
+                name: finish_gradient(self.launch, y, getattr(self.x, name)) for name, y in zip(GRADIENTS, found) if y is not None
+            }  # fmt: skip
+
+    def run_only(self, schedule=None, kernels=()):
+        """The launches of these kernels alone."""
+        import torch
+
+        from posenc.engines.gluon import rolling_backward_launch
+
+        def launch(kernel, *args, **options):
+            if not kernels or kernel.__name__ in kernels:
+                self.launch(kernel, *args, **options)
+
+        grads = [torch.empty_like(y) for y in (self.q, self.k, self.v)]
+        schedule = rolling_backward_launch.RollingSchedule(**(schedule or {}))
+        with torch.no_grad():
+            rolling_backward_launch.run_backward(launch, self.do, None, self.out, self.lse, self.x, self.num, self.scale, *grads, schedule)  # fmt: skip
+
+
+def check(job):
+    import torch
+
+    from tests import budget
+
+    if job.get("step"):
+        return check_step(job)
+    call = Call(4 if job["lq"] < 900 else 1, 4, 2, job["lq"], job["lk"], job["masks"], job["bias"])
+    expected, allowed = budget.expect(call.q, call.k, call.v, call.plan, call.do, **call.masks)
+    first = call.run()
+    for _ in range(3):
+        now = call.run()
+        same = {name: torch.equal(first[name], now[name]) for name in first}
+        assert all(same.values()) or any(x.isnan().any() for x in now.values()), f"different bits: {same}"
+    results = {name: first.pop(name) for name in "qkv"}
+    results["out"] = call.out
+    for name, gradient in first.items():
+        getattr(call.x, name).backward(gradient, retain_graph=True)
+    results |= {name: x.grad for name, x in call.plan.tensors()}
+    worst = {name: round(float(budget.excess(x, expected[name], allowed[name])), 3) for name, x in results.items()}
+    if not all(x <= 1.0 for x in worst.values()):
+        nans = {name: int(x.isnan().sum()) for name, x in results.items()}
+        return {"failed": f"of its budget: {worst}; NaN: {nans}"}
+    return {"worst": max(worst.values())}
+
+
+def check_step(job):
+    """Through `attend`, with every gradient, four times: the second call is recorded, the third replays."""
+    import torch
+
+    from posenc import attend
+    from posenc.engines.gluon import rolling_backward_launch
+    from tests import budget
+
+    release()
+    q, k, v = (x.requires_grad_() for x in hopper.make_tensors(1, 2, 1, 2300, 2300, 64, torch.bfloat16, "transposed"))
+    plan = make_plan(2, 2300, 2300, True)
+    masks = hopper.make_masks(job["masks"], 1, 2300, 2300)
+    leaves = {"q": q, "k": k, "v": v, **dict(plan.tensors())}
+    g = torch.randn_like(q)
+    expected, allowed = budget.expect(q, k, v, plan, g, **masks)
+    calls, run = [], rolling_backward_launch.run_backward
+    rolling_backward_launch.run_backward = lambda *args, **options: calls.append(1) or run(*args, **options)
+    worst = 0.0
+    for _ in range(4):
+        out = attend(q, k, v, plan, engine="triton", **masks)
+        for name, ours in zip(leaves, torch.autograd.grad(out, list(leaves.values()), g)):
+            worst = max(worst, float(budget.excess(ours, expected[name], allowed[name])))
+    assert calls, "the kernel was not used"
+    return {"worst": worst} if worst <= 1.0 else {"failed": f"{worst} of a budget"}
+
+
+def make_call(job):
+    return Call(job["batch"], job["heads"], job["heads"], job["length"], job["length"], job["masks"], timed=True)
+
+
+def warm_up(job):
+    call = make_call(job)
+    if "schedule" in job:
+        call.run_only(job["schedule"])
+        return {}
+    call.run()
+    if job["pair"]:
+        call.run(True)
+    return {}
+
+
+def measure(job):
+    import torch
+    import torch.nn.functional as F
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    from posenc import attend
+
+    call = make_call(job)
+    call.run()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    call.run()
+    found = {"MB": (torch.cuda.max_memory_allocated() - before) >> 20}
+    found["ours"] = hopper.time_graph(call.run)
+    for kernel in ("backward_rolling", "backward_rolling_keys", "sum_tables"):
+        found[kernel] = hopper.time_graph(lambda: call.run_only(kernels=(kernel,)))  # noqa: B023
+    q, k, v = (x.detach().requires_grad_() for x in (call.q, call.k, call.v))
+
+    def plain():
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            return F.scaled_dot_product_attention(q, k, v, is_causal="causal" in job["masks"])
+
+    def step(forward, leaves):
+        return hopper.time_graph(lambda: torch.autograd.grad(forward(), leaves, call.do))
+
+    with torch.no_grad():
+        found["cudnn_forward"] = hopper.time_graph(plain)
+        found["forward"] = hopper.time_graph(lambda: attend(q, k, v, call.plan, **call.masks))
+    found["cudnn_step"] = step(plain, (q, k, v))
+    found["step"] = step(
+        lambda: attend(q, k, v, call.plan, **call.masks), (q, k, v, *(x for _, x in call.plan.tensors()))
+    )
+    found["ratio"] = found["step"] / found["cudnn_step"]
+    for schedule in SCHEDULES if job.get("schedules") else ():
+        kernel = "backward_rolling_keys" if "key" in next(iter(schedule)) else "backward_rolling"
+        found[str(schedule)] = hopper.time_graph(lambda: call.run_only(schedule, (kernel,)))  # noqa: B023
+    if job["pair"]:
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        call.run(True)
+        found["pair_MB"] = (torch.cuda.max_memory_allocated() - before) >> 20
+        found["pair"] = hopper.time_graph(lambda: call.run(True))
+    return {name: round(x, 4) for name, x in found.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out")
+    parser.add_argument("--only", type=lambda text: text.split(","), default=[])
+    parser.add_argument("--skip", default="")
+    parser.add_argument("--seconds", type=float, default=80.0)
+    parser.add_argument("--pair", action="store_true", help="time the Triton pair too, which compiles for long")
+    parser.add_argument("--work", action="store_true")
+    args = parser.parse_args()
+    if args.work:
+        hopper.work(check, measure, warm_up)
+        return
+    hopper.Worker.module = "tests.gpu.gluon_rolling"
+    hopper.STALL.update(check=40.0, time=25.0, warm=40.0)
+    began = time.monotonic()
+
+    def save():
+        if args.out:
+            Path(args.out).write_text(json.dumps({"checks": checked, "times": timed}, indent=1))
+
+    checked, timed = hopper.Answers(save), hopper.Answers(save)
+    jobs = timings(args.only, args.pair)
+    if "check" not in args.skip:  # what is timed is compiled beside them
+        share = 1.0 if "time" in args.skip else 0.5
+        hopper.run_all(warm_ups(jobs) + checks(args.only), 10, began + share * args.seconds, checked)
+    jobs = [] if "time" in args.skip else jobs
+    failed = [x for x in checked if "failed" in x]
+    hopper.run_all([[job] for job in jobs], 1, began + args.seconds, timed)
+    save()
+    for x in failed:
+        print("FAILED", x["name"], x["failed"])
+    print(f"{sum('worst' in x for x in checked)} passed, {len(failed)} failed, {sum('left out' in x for x in checked)} left out; "
+          f"worst {max((x['worst'] for x in checked if 'worst' in x), default=0):.2f} of a budget; {time.monotonic() - began:.0f} s", flush=True)  # fmt: skip
+    for x in timed:
+        print(x["name"], {a: b for a, b in x.items() if a not in ("name", "seconds")})
+
+
+if __name__ == "__main__":
+    main()
