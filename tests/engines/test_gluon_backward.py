@@ -111,8 +111,7 @@ def test_lengths(kernel, monkeypatch, lengths, causal):
         {"size": 128, "add": 3},
         {"late": 1},
         {"size": 128, "late": 1},
-        {"consumers": 3, "queries": 32},
-        {"consumers": 3, "queries": 32, "late": 1, "add": 3},
+        {"queries": 32, "late": 1, "add": 3},
     ],
 )
 def test_schedules(kernel, monkeypatch, options):

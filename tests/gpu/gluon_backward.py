@@ -1,6 +1,6 @@
 """The Gluon backward pass on a Hopper GPU: checked against float64, then timed beside cuDNN's and the Triton pair.
 
-    python -m tests.gpu.gluon_backward --out FILE.json [--only base] [--skip check,time] [--seconds 140] [--variants three] [--workers 16] [--warm]
+    python -m tests.gpu.gluon_backward --out FILE.json [--only base] [--skip check,time] [--seconds 140] [--variants late] [--workers 16] [--warm]
 
 Jobs run in processes of their own, as in tests/gpu/hopper.py. Times are of the backward pass alone: ours and the pair's are replayed
 graphs of their launches, sums of tables included; cuDNN's is a step less its forward pass.
@@ -19,38 +19,34 @@ from pathlib import Path
 
 from tests.gpu import hopper
 
-THREE = {"consumers": 3, "queries": 32, "registers": (136, 48, 24)}  # heads of 64
 VARIANTS: dict[str, dict] = {
     "base": {},
     "late": {"late": 1},
-    "three": THREE,
-    "three, 4 stages": THREE | {"stages": 4, "slots": 3},
-    "three, copy engine": THREE | {"add": 3},
 }
 FLAGS = (("", "causal"), ("window", "band"), ("padding", "causal padding"), ("documents", "causal documents"), ("all",))
 MASKED = tuple(
     (4, 2, 1, lq, lk, max(lk - lq, 0), "starts" if lq == 1000 else "plain")
     for lq, lk in ((1, 1), (65, 65), (129, 200), (1000, 1000), (1300, 700), (3000, 3000))
 )
-CHECKED = ("base", "late", "three")
+CHECKED = ("base", "late")
 TERMS = ("t5", "none", "alibi", "both")
 ROWS = (  # batch, heads, heads of keys, length, size, terms and masks, variants; cuDNN without them, and the pair with them
-    (4, 16, 16, 4096, 64, "t5", ("cudnn", "base", "late", "three", "three, 4 stages", "three, copy engine")),
-    (4, 16, 16, 4096, 64, "t5 causal", ("cudnn", "base", "late", "three")),
+    (4, 16, 16, 4096, 64, "t5", ("cudnn", "base", "late")),
+    (4, 16, 16, 4096, 64, "t5 causal", ("cudnn", "base", "late")),
     (4, 16, 16, 4096, 128, "t5", ("cudnn", "base", "late")),
-    (4, 16, 16, 4096, 64, "none", ("base", "three", "late")),
+    (4, 16, 16, 4096, 64, "none", ("base", "late")),
     (1, 16, 16, 16384, 64, "t5 causal", ("cudnn", "base", "late")),
     (2, 32, 32, 8192, 128, "t5 causal", ("cudnn", "base", "late")),
     (1, 16, 16, 16384, 64, "t5", ("cudnn", "base", "late")),
     (4, 16, 16, 4096, 64, "alibi", ("base", "late")),
-    (16, 12, 12, 1024, 64, "t5", ("pair", "base", "three")),
+    (16, 12, 12, 1024, 64, "t5", ("pair", "base")),
     (8, 12, 12, 2048, 64, "t5 causal", ("pair", "base", "late")),
-    (32, 12, 12, 512, 64, "t5", ("pair", "base", "three")),
+    (32, 12, 12, 512, 64, "t5", ("pair", "base")),
     (16, 12, 12, 1024, 64, "alibi causal", ("pair", "base")),
     (2, 32, 32, 8192, 128, "alibi causal", ("base", "late")),
     (8, 16, 16, 1024, 128, "t5 causal", ("pair", "base")),
-    (4, 16, 16, 4096, 64, "t5 causal documents", ("pair", "base", "three")),
-    (4, 16, 16, 4096, 64, "t5 window", ("pair", "base", "three")),
+    (4, 16, 16, 4096, 64, "t5 causal documents", ("pair", "base")),
+    (4, 16, 16, 4096, 64, "t5 window", ("pair", "base")),
     (4, 16, 16, 4096, 64, "t5 padding", ("pair", "base", "late")),
     (4, 16, 16, 4096, 64, "t5 documents", ("pair", "base")),
     (2, 32, 8, 8192, 128, "t5 causal", ("pair", "base")),
@@ -62,7 +58,7 @@ PEERS = ("cudnn", "pair")
 def checks(only):
     groups = []
     for name, size, terms, causal in product(CHECKED, (64, 128), ("t5", "none", "clip"), (False, True)):
-        if (size == 128 and terms != "t5") or (name == "three" and size == 128):
+        if size == 128 and terms != "t5":
             continue
         dtype = "float16" if terms == "clip" else "bfloat16"
         shapes = [s for s in hopper.shapes("t5", causal) if s[1] == s[2] or s[6] != "plain"]
@@ -74,8 +70,6 @@ def checks(only):
         groups.append(group)
     for name, size, terms, flags in product(CHECKED, (64, 128), TERMS, FLAGS):  # a group compiles one variant
         large = (("t5", "documents"), ("alibi", ""), ("none", "padding"), ("both", "all"))
-        if name == "three" and (size == 128 or flags[0] not in ("documents", "all")):
-            continue
         if size == 128 and (terms, flags[0]) not in large:
             continue
         group = []

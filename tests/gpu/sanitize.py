@@ -20,7 +20,7 @@ CASES = (
     (128, "t5", "causal"), (128, "alibi", ""), (128, "both", "all"), (64, "shaw", "causal"), (64, "xl", ""), (128, "logits", "all"),
 )  # fmt: skip
 BACKWARD = (
-    (64, "t5", "", "base"), (64, "t5", "causal", "base"), (64, "none", "window", "three"), (64, "both", "documents", "three"),
+    (64, "t5", "", "base"), (64, "t5", "causal", "base"), (64, "none", "window", "late"), (64, "both", "documents", "late"),
     (64, "alibi", "causal padding", "base"), (128, "t5", "causal", "base"), (128, "alibi", "", "base"), (128, "both", "all", "base"),
 )  # fmt: skip
 

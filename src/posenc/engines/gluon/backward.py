@@ -4,7 +4,7 @@ documents and grouped heads.
 A program has five roles, joined by barriers in shared memory:
 
     producer    1 warp          copies keys and values of a block, then its queries' q, dO, lse and delta, by TMA
-    consumers   2 warpgroups    64 keys each: scores, probabilities, ds; dK and dV stay in registers (3 with tiles of 32 queries, by a schedule)
+    consumers   2 warpgroups    64 keys each: scores, probabilities, ds; dK and dV stay in registers
     adder       1 warpgroup     dQ from all consumers' keys, added to float32 sums in memory (backward_sums.py)
     summer      2 warps         the bias's gradient: sums of ds over the keys of a block, one for each distance (backward_sums.py)
 
@@ -51,7 +51,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from .backward_diagonals import sum_diagonals
 from .backward_sums import BUFFERS, ROWS, add_dq, sum_distances
-from .backward_tiles import NEAR, OWN, count_turns, far_query_tile, find_keys, find_queries
+from .backward_tiles import KEY_CONSUMERS, KEYS, NEAR, OWN, count_turns, far_query_tile, find_keys, find_queries
 from .bands import copy_tiles, is_copied
 from .kernel import PAD, by_eights, coordinates, load_tiles, near_tile
 
@@ -207,7 +207,6 @@ def take_step(
     row, lo, hi, bias_lo, bias_hi, pitch = spans
     BM: gl.constexpr = q_smem.shape[3]
     D: gl.constexpr = q_smem.shape[4]
-    CONSUMERS: gl.constexpr = ds_smem.shape[0] // SLOTS
     at = step % STAGES
     slot = step % SLOTS
     q = q_smem.index(at).reshape([BM, D])
@@ -227,7 +226,7 @@ def take_step(
     dp = warpgroup_mma(v, do.permute((1, 0)), zero, use_acc=False, is_async=True)
     if LATE:
         dv = warpgroup_mma(p_a, do_smem.index(before).reshape([BM, D]), dv, use_acc=done > 1, is_async=True)
-        ds_before = ds_smem.index((step + SLOTS - 1) % SLOTS * CONSUMERS + CID)
+        ds_before = ds_smem.index((step + SLOTS - 1) % SLOTS * KEY_CONSUMERS + CID)
         dk = warpgroup_mma(ds_before, q_smem.index(before).reshape([BM, D]), dk, use_acc=done > 1, is_async=True)
     lse = stats.slice(0, BM, 1).load(S_L)
     BESIDE: gl.constexpr = 2 if LATE else 0  # products that go on
@@ -251,12 +250,12 @@ def take_step(
         dv = warpgroup_mma(p_a, do, dv, is_async=True)
     ds = p * (dp - delta)
     ds_low = ds.to(q_smem.dtype)
-    ds_smem.index(slot * CONSUMERS + CID).store(ds_low)
+    ds_smem.index(slot * KEY_CONSUMERS + CID).store(ds_low)
     fence_async_shared()
     gl.thread_barrier()
     mbarrier.arrive(ds_full.index(slot))
     if not LATE:
-        dk = warpgroup_mma(ds_smem.index(slot * CONSUMERS + CID), q, dk, is_async=True)
+        dk = warpgroup_mma(ds_smem.index(slot * KEY_CONSUMERS + CID), q, dk, is_async=True)
     if GRAD:
         if IS_NEAR:
             left, right = sum_bias(ds, left, right, band, dist, m0 // BM, bias_lo, bias_hi, pitch)
@@ -278,11 +277,10 @@ def pass_step(step, smem, bars, S_L: gl.constexpr, CID: gl.constexpr, STAGES: gl
     q_smem, do_smem, stats_smem, ds_smem = smem
     full, empty, ds_full, ds_empty = bars
     BM: gl.constexpr = q_smem.shape[3]
-    CONSUMERS: gl.constexpr = ds_smem.shape[0] // SLOTS
     slot = step % SLOTS
     mbarrier.wait(full.index(step % STAGES), (step // STAGES) & 1)
     mbarrier.wait(ds_empty.index(slot), ((step // SLOTS) & 1) ^ 1)
-    ds_smem.index(slot * CONSUMERS + CID).store(gl.zeros([OWN, BM], q_smem.dtype, S_L))
+    ds_smem.index(slot * KEY_CONSUMERS + CID).store(gl.zeros([OWN, BM], q_smem.dtype, S_L))
     fence_async_shared()
     gl.thread_barrier()
     mbarrier.arrive(ds_full.index(slot))
@@ -307,18 +305,17 @@ def consume(
     S_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BM, 16])
     O_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     A_L: gl.constexpr = gl.DotOperandLayout(0, O_L, 2)
-    CONSUMERS: gl.constexpr = k_smem.shape[0]
     kv_heads = heads // group
-    blocks = (k_length + CONSUMERS * OWN - 1) // (CONSUMERS * OWN)
+    blocks = (k_length + KEYS - 1) // KEYS
     program = gl.program_id(0)
-    band = band_ptr + (program * CONSUMERS + CID) * ROWS * pitch
-    ends = ends_ptr + (program * CONSUMERS + CID) * 2
+    band = band_ptr + (program * KEY_CONSUMERS + CID) * ROWS * pitch
+    ends = ends_ptr + (program * KEY_CONSUMERS + CID) * 2
     tile_bars = (full, empty, ds_full, ds_empty)
     step = 0
     for turn in range(count_turns(order_ptr, order_row)):
         bh, block = find_keys(order_ptr, order_row, turn, blocks)
         b = bh // kv_heads
-        n0 = (block * CONSUMERS + CID) * OWN
+        n0 = (block * KEY_CONSUMERS + CID) * OWN
         first, right0, right1, left0, left1, last, clear0, clear1, offset = load_tiles(tiles_ptr, tiles_row, b, block)
         is_there = n0 < k_length
         passed = gl.where(is_there, 0, last - first)
@@ -402,7 +399,7 @@ def consume(
                 done += 1
             if SLOPES_GRAD:
                 total = turned_left - turned_right - gl.sum(gl.sum(turns, 1), 0)
-                gl.store(d_slopes_ptr + (head * blocks + block) * CONSUMERS + CID, total)
+                gl.store(d_slopes_ptr + (head * blocks + block) * KEY_CONSUMERS + CID, total)
             if GRAD:
                 gl.store(ends, far_left + gl.sum(gl.sum(left, 1), 0))
                 gl.store(ends + 1, far_right + gl.sum(gl.sum(right, 1), 0))
@@ -412,7 +409,7 @@ def consume(
         mbarrier.arrive(kv_empty.index(0))
         if LATE:
             dv = warpgroup_mma(p_a, do_smem.index(before).reshape([BM, D]), dv, use_acc=done > 1, is_async=True)
-            ds = ds_smem.index((step + SLOTS - 1) % SLOTS * CONSUMERS + CID)
+            ds = ds_smem.index((step + SLOTS - 1) % SLOTS * KEY_CONSUMERS + CID)
             dk = warpgroup_mma(ds, q_smem.index(before).reshape([BM, D]), dk, use_acc=done > 1, is_async=True)
             dk, dv = warpgroup_mma_wait(0, deps=(dk, dv))
             mbarrier.arrive(empty.index(before), pred=done > 0)
@@ -450,7 +447,7 @@ def backward(
     scale,  # base 2
     q_length, k_length, heads, group, batch, spread, left, right, tiles_row, order_row, row, real_row, doc_q_row, doc_k_row, doc_queries_row,
     lo, hi, bias_lo, bias_hi, pitch,
-    CONSUMERS: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, LATE: gl.constexpr, ADD: gl.constexpr, TABLE: gl.constexpr, SLOPES: gl.constexpr, GRAD: gl.constexpr,
+    STAGES: gl.constexpr, SLOTS: gl.constexpr, LATE: gl.constexpr, ADD: gl.constexpr, TABLE: gl.constexpr, SLOPES: gl.constexpr, GRAD: gl.constexpr,
     SLOPES_GRAD: gl.constexpr, WINDOW: gl.constexpr, PADDED: gl.constexpr, DOCS: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr, ADDER_REGISTERS: gl.constexpr, REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """dk, dv, the sums of dq / scale, and the bias's gradient by block of keys. r = j - i + offset, the offset of a batch row being
@@ -458,14 +455,14 @@ def backward(
     DTYPE: gl.constexpr = q_desc.dtype
     BM: gl.constexpr = q_desc.block_shape[2]
     D: gl.constexpr = q_desc.block_shape[3]
-    k_smem = gl.allocate_shared_memory(DTYPE, [CONSUMERS, 1, 1, OWN, D], k_desc.layout)
-    v_smem = gl.allocate_shared_memory(DTYPE, [CONSUMERS, 1, 1, OWN, D], v_desc.layout)
+    k_smem = gl.allocate_shared_memory(DTYPE, [KEY_CONSUMERS, 1, 1, OWN, D], k_desc.layout)
+    v_smem = gl.allocate_shared_memory(DTYPE, [KEY_CONSUMERS, 1, 1, OWN, D], v_desc.layout)
     q_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, BM, D], q_desc.layout)
     do_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, BM, D], do_desc.layout)
-    o_smem = gl.allocate_shared_memory(DTYPE, [2 * CONSUMERS, 1, 1, OWN, D], dk_desc.layout)
+    o_smem = gl.allocate_shared_memory(DTYPE, [2 * KEY_CONSUMERS, 1, 1, OWN, D], dk_desc.layout)
     stats_smem = gl.allocate_shared_memory(gl.float32, [STAGES, 1, 2 * BM], stats_desc.layout)
     DS_L: gl.constexpr = gl.NVMMASharedLayout(2 * BM, 16, 2)
-    ds_smem = gl.allocate_shared_memory(DTYPE, [SLOTS * CONSUMERS, OWN, BM], DS_L)
+    ds_smem = gl.allocate_shared_memory(DTYPE, [SLOTS * KEY_CONSUMERS, OWN, BM], DS_L)
     dq_smem = ds_smem
     if ADD == 3:
         dq_smem = gl.allocate_shared_memory(gl.float32, [BUFFERS, D, BM], dq_ptr.layout)
@@ -479,14 +476,14 @@ def backward(
     ds_full = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], BARRIER)
     ds_empty = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], BARRIER)
     mbarrier.init(kv_full.index(0), count=1)
-    mbarrier.init(kv_empty.index(0), count=CONSUMERS + 1)
-    mbarrier.init(band_full.index(0), count=CONSUMERS)
+    mbarrier.init(kv_empty.index(0), count=KEY_CONSUMERS + 1)
+    mbarrier.init(band_full.index(0), count=KEY_CONSUMERS)
     mbarrier.init(band_empty.index(0), count=1)
     for i in gl.static_range(STAGES):
         mbarrier.init(full.index(i), count=1)
-        mbarrier.init(empty.index(i), count=CONSUMERS)
+        mbarrier.init(empty.index(i), count=KEY_CONSUMERS)
     for i in gl.static_range(SLOTS):
-        mbarrier.init(ds_full.index(i), count=CONSUMERS)
+        mbarrier.init(ds_full.index(i), count=KEY_CONSUMERS)
         mbarrier.init(ds_empty.index(i), count=1)
     fence_async_shared()
 
@@ -500,20 +497,10 @@ def backward(
     limits = (q_length, k_length, left, right)
     spans = (row, lo, hi, bias_lo, bias_hi, pitch)
     # Constants are written in the calls: in a tuple with a name they would become tensors.
-    if CONSUMERS == 2:
-        gl.warp_specialize([
-            (consume, (use, smem, masks, bars, sizes, work, limits, spans, scale, 0, STAGES, SLOTS, LATE, TABLE, SLOPES, GRAD, SLOPES_GRAD, WINDOW, PADDED, DOCS)),
-            (consume, (use, smem, masks, bars, sizes, work, limits, spans, scale, 1, STAGES, SLOTS, LATE, TABLE, SLOPES, GRAD, SLOPES_GRAD, WINDOW, PADDED, DOCS)),
-            (add_dq, ((dq_ptr, k_smem, ds_smem, dq_smem), (kv_full, kv_empty, ds_full, ds_empty), sizes, work, SLOTS, ADD)),
-            (sum_distances, ((parts_ptr, band_ptr, ends_ptr), (band_full, band_empty), sizes, work, spans, CONSUMERS, GRAD)),
-            (produce, (load, (kv_full, kv_empty, full, empty), sizes, work, sizes, sizes, STAGES, 0, 0, 0, 0)),
-        ], [4, 4, 2, 1], [CONSUMER_REGISTERS, ADDER_REGISTERS, REGISTERS, REGISTERS])  # fmt: skip
-    else:
-        gl.warp_specialize([
-            (consume, (use, smem, masks, bars, sizes, work, limits, spans, scale, 0, STAGES, SLOTS, LATE, TABLE, SLOPES, GRAD, SLOPES_GRAD, WINDOW, PADDED, DOCS)),
-            (consume, (use, smem, masks, bars, sizes, work, limits, spans, scale, 1, STAGES, SLOTS, LATE, TABLE, SLOPES, GRAD, SLOPES_GRAD, WINDOW, PADDED, DOCS)),
-            (consume, (use, smem, masks, bars, sizes, work, limits, spans, scale, 2, STAGES, SLOTS, LATE, TABLE, SLOPES, GRAD, SLOPES_GRAD, WINDOW, PADDED, DOCS)),
-            (add_dq, ((dq_ptr, k_smem, ds_smem, dq_smem), (kv_full, kv_empty, ds_full, ds_empty), sizes, work, SLOTS, ADD)),
-            (sum_distances, ((parts_ptr, band_ptr, ends_ptr), (band_full, band_empty), sizes, work, spans, CONSUMERS, GRAD)),
-            (produce, (load, (kv_full, kv_empty, full, empty), sizes, work, sizes, sizes, STAGES, 0, 0, 0, 0)),
-        ], [4, 4, 4, 2, 1], [CONSUMER_REGISTERS, CONSUMER_REGISTERS, ADDER_REGISTERS, REGISTERS, REGISTERS])  # fmt: skip
+    gl.warp_specialize([
+        (consume, (use, smem, masks, bars, sizes, work, limits, spans, scale, 0, STAGES, SLOTS, LATE, TABLE, SLOPES, GRAD, SLOPES_GRAD, WINDOW, PADDED, DOCS)),
+        (consume, (use, smem, masks, bars, sizes, work, limits, spans, scale, 1, STAGES, SLOTS, LATE, TABLE, SLOPES, GRAD, SLOPES_GRAD, WINDOW, PADDED, DOCS)),
+        (add_dq, ((dq_ptr, k_smem, ds_smem, dq_smem), (kv_full, kv_empty, ds_full, ds_empty), sizes, work, SLOTS, ADD)),
+        (sum_distances, ((parts_ptr, band_ptr, ends_ptr), (band_full, band_empty), sizes, work, spans, GRAD)),
+        (produce, (load, (kv_full, kv_empty, full, empty), sizes, work, sizes, sizes, STAGES, 0, 0, 0, 0)),
+    ], [4, 4, 2, 1], [CONSUMER_REGISTERS, ADDER_REGISTERS, REGISTERS, REGISTERS])  # fmt: skip

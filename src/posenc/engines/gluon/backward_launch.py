@@ -20,13 +20,12 @@ from ..triton.structs import View
 from .backward import backward
 from .backward_prepare import finish, prepare
 from .backward_sums import ROWS
-from .backward_tiles import OWN
+from .backward_tiles import KEY_CONSUMERS, KEYS, OWN
 from .kernel import NUMBERS, PAD
 from .launch import LOG2E, NO_LIMIT, _describe, _rows
 
 
 class Schedule(NamedTuple):
-    consumers: int = 2  # or 3, which have 640 threads with 61,440 registers
     stages: int = 3
     slots: int = 2  # tiles of ds that wait for the adder
     queries: int = 64  # of a tile
@@ -93,7 +92,7 @@ def run_backward(
     batch, heads, q_length, size = q.shape
     kv_heads, k_length = k.shape[1:3]
     s = schedule or choose_schedule(size, x.slopes is not None)
-    keys = s.consumers * OWN.value
+    keys = KEYS.value
     q_tiles, blocks = -(-q_length // s.queries), -(-k_length // keys)
     stats = lse.new_empty(3 * batch * heads * q_tiles, 2 * s.queries)
     sums = lse.new_empty(batch, heads, q_tiles, s.queries * size)
@@ -119,11 +118,11 @@ def run_backward(
     span = num.bias_hi - num.bias_lo + 1
     pitch = -(-span // COLUMNS) * COLUMNS
     if wants_bias:
-        band = lse.new_empty(programs, s.consumers * ROWS.value, pitch)
-        ends = lse.new_empty(programs, 2 * s.consumers)
+        band = lse.new_empty(programs, KEY_CONSUMERS.value * ROWS.value, pitch)
+        ends = lse.new_empty(programs, 2 * KEY_CONSUMERS.value)
         parts = lse.new_empty(batch, heads, blocks, span)
     wants_slopes = wants_slopes and x.slopes is not None
-    d_slopes = lse.new_empty(batch, heads, blocks, s.consumers) if wants_slopes else stats
+    d_slopes = lse.new_empty(batch, heads, blocks, KEY_CONSUMERS.value) if wants_slopes else stats
     masks, mask_rows = zip(*(_rows(y, lse) for y in (x.key_mask, x.doc_q, x.doc_k, x.doc_k_queries)), strict=True)
     layout = gl.NVMMASharedLayout(0, 32, 2)
     launch(
@@ -135,7 +134,7 @@ def run_backward(
         scale * LOG2E, q_length, k_length, heads, heads // kv_heads, batch, s.spread,
         NO_LIMIT if left is None else left, NO_LIMIT if right is None else right, 0 if batch_rows == 1 else blocks * NUMBERS.value, order_row, width,
         *mask_rows, num.lo, num.hi, num.bias_lo, num.bias_hi, pitch,
-        CONSUMERS=s.consumers, STAGES=s.stages, SLOTS=s.slots, LATE=s.late, ADD=s.add, TABLE=table is not None, SLOPES=x.slopes is not None, GRAD=wants_bias,
+        STAGES=s.stages, SLOTS=s.slots, LATE=s.late, ADD=s.add, TABLE=table is not None, SLOPES=x.slopes is not None, GRAD=wants_bias,
         SLOPES_GRAD=wants_slopes, WINDOW=left is not None,
         PADDED=x.key_mask is not None, DOCS=x.doc_q is not None,
         CONSUMER_REGISTERS=s.registers[0], ADDER_REGISTERS=s.registers[1], REGISTERS=s.registers[2], num_warps=4,

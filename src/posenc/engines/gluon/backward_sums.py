@@ -14,7 +14,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from .backward_tiles import OWN, count_turns, find_keys, find_queries
+from .backward_tiles import KEY_CONSUMERS, KEYS, OWN, count_turns, find_keys, find_queries
 from .kernel import by_eights, coordinates, load_tiles
 
 BUFFERS = gl.constexpr(2)  # of sums on their way to memory
@@ -57,12 +57,11 @@ def add_dq(use, bars, sizes, work, SLOTS: gl.constexpr, ADD: gl.constexpr):
     kv_full, kv_empty, ds_full, ds_empty = bars
     q_length, k_length, heads, group, batch, spread = sizes
     tiles_ptr, tiles_row, order_ptr, order_row = work
-    CONSUMERS: gl.constexpr = k_smem.shape[0]
     D: gl.constexpr = k_smem.shape[4]
     BM: gl.constexpr = ds_smem.shape[2]
     L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BM, 16])
     kv_heads = heads // group
-    blocks = (k_length + CONSUMERS * OWN - 1) // (CONSUMERS * OWN)
+    blocks = (k_length + KEYS - 1) // KEYS
     q_tiles = (q_length + BM - 1) // BM
     step = 0
     for turn in range(count_turns(order_ptr, order_row)):
@@ -83,9 +82,9 @@ def add_dq(use, bars, sizes, work, SLOTS: gl.constexpr, ADD: gl.constexpr):
                 if ADD:
                     for c in gl.static_range(D // 64):  # channels
                         dq = gl.zeros([64, BM], gl.float32, L)
-                        for i in gl.static_range(CONSUMERS):
+                        for i in gl.static_range(KEY_CONSUMERS):
                             k = k_smem.index(i).reshape([OWN, D]).permute((1, 0)).slice(64 * c, 64, 0)
-                            ds = ds_smem.index(slot * CONSUMERS + i)
+                            ds = ds_smem.index(slot * KEY_CONSUMERS + i)
                             dq = warpgroup_mma(k, ds, dq, use_acc=i > 0, is_async=True)
                         dq = warpgroup_mma_wait(0, deps=(dq,))
                         if c == D // 64 - 1:
@@ -134,16 +133,16 @@ def sum_eight_rows(place, row_bytes):
 
 
 @gluon.jit
-def clear_band(band, span, pitch, CONSUMERS: gl.constexpr):
+def clear_band(band, span, pitch):
     pair = 2 * gl.arange(0, 64, gl.BlockedLayout([1], [32], [2], [0]))
     for c in range(0, span, 128):
-        for j in range(CONSUMERS * ROWS):
+        for j in range(KEY_CONSUMERS * ROWS):
             gl.store(band + j * pitch + c + pair, gl.zeros_like(pair).to(gl.float32))
             gl.store(band + j * pitch + c + pair + 1, gl.zeros_like(pair).to(gl.float32))
 
 
 @gluon.jit
-def sum_columns(band, parts, span, pitch, CONSUMERS: gl.constexpr):
+def sum_columns(band, parts, span, pitch):
     """The band's column sums, of all but the ends of the span."""
     PAIRS: gl.constexpr = gl.BlockedLayout([1], [32], [2], [0])
     pair = 2 * gl.arange(0, 64, PAIRS)
@@ -151,7 +150,7 @@ def sum_columns(band, parts, span, pitch, CONSUMERS: gl.constexpr):
     for c in range(0, span, 128):
         x = gl.zeros([64], gl.float32, PAIRS)
         y = gl.zeros([64], gl.float32, PAIRS)
-        for i in gl.static_range(CONSUMERS):
+        for i in gl.static_range(KEY_CONSUMERS):
             more_x, more_y = sum_eight_rows((band + i * ROWS * pitch + c + pair).to(gl.int64, bitcast=True), row_bytes)
             x += more_x
             y += more_y
@@ -161,30 +160,30 @@ def sum_columns(band, parts, span, pitch, CONSUMERS: gl.constexpr):
 
 
 @gluon.jit
-def sum_distances(use, bars, sizes, work, spans, CONSUMERS: gl.constexpr, GRAD: gl.constexpr):
+def sum_distances(use, bars, sizes, work, spans, GRAD: gl.constexpr):
     parts_ptr, band_ptr, ends_ptr = use
     band_full, band_empty = bars
     q_length, k_length, heads, group, batch, spread = sizes
     tiles_ptr, tiles_row, order_ptr, order_row = work
     row, lo, hi, bias_lo, bias_hi, pitch = spans
     if GRAD:
-        blocks = (k_length + CONSUMERS * OWN - 1) // (CONSUMERS * OWN)
+        blocks = (k_length + KEYS - 1) // KEYS
         program = gl.program_id(0)
-        band = band_ptr + program * (CONSUMERS * ROWS) * pitch
-        ends = ends_ptr + program * (2 * CONSUMERS)
+        band = band_ptr + program * (KEY_CONSUMERS * ROWS) * pitch
+        ends = ends_ptr + program * (2 * KEY_CONSUMERS)
         span = bias_hi - bias_lo + 1
         for turn in range(count_turns(order_ptr, order_row)):
             bh, block = find_keys(order_ptr, order_row, turn, blocks)
             for member in range(group):
-                clear_band(band, span, pitch, CONSUMERS)
+                clear_band(band, span, pitch)
                 gl.thread_barrier()
                 mbarrier.arrive(band_empty.index(0))
                 mbarrier.wait(band_full.index(0), (turn * group + member) & 1)
                 parts = parts_ptr + ((bh * group + member) * blocks + block).to(gl.int64) * span
-                sum_columns(band, parts, span, pitch, CONSUMERS)
+                sum_columns(band, parts, span, pitch)
                 at_left = gl.load(ends)
                 at_right = gl.load(ends + 1)
-                for i in gl.static_range(1, CONSUMERS):
+                for i in gl.static_range(1, KEY_CONSUMERS):
                     at_left += gl.load(ends + 2 * i)
                     at_right += gl.load(ends + 2 * i + 1)
                 gl.store(parts, at_left + gl.where(span == 1, at_right, 0.0))

@@ -7,8 +7,9 @@ from triton.experimental.gluon import language as gl
 
 from .kernel import near_tile
 
-OWN = gl.constexpr(64)  # keys of a consumer; a block has as many for each
-KEYS = gl.constexpr(128)  # of a block with content terms: of two consumers
+KEY_CONSUMERS = gl.constexpr(2)  # of a block of keys
+OWN = gl.constexpr(64)  # keys of a consumer
+KEYS = gl.constexpr(128)  # of a block
 HALF = gl.constexpr(64)
 LEFT = gl.constexpr(0)  # copies of lse, by tile
 RIGHT = gl.constexpr(1)

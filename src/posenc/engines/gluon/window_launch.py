@@ -53,7 +53,7 @@ def run_forward(
     copied = cols is not None and bool(num.wide) and x.q.shape[3] == 64 and can_copy(cols, x.q.shape[2])
     if cols is not None:
         band = (cols.ends, cols.ptr, cols.rows, cols.h, cols.pitch, cols.origin, cols.lo, cols.hi, cols.shift)
-    if copied:
+    if cols is not None and copied:
         tiles_of_keys = describe_band(cols, x.k.shape[2], x.q.shape[2], [tile.keys, ROWS.value])
     return launch_forward(
         launch, forward_content, x, num, scale, out, lse, tile.keys, (num.lo, num.hi), (num.rows_lo, num.rows_hi), SIDE.value,
