@@ -206,7 +206,9 @@ class Descriptor:
 
     def part(self, at):
         if self.x.dim() == 2:
-            return self.x[number(at[0])][None], 0
+            row, columns = self.x[number(at[0])], number(at[1]) + torch.arange(self.block_shape[1])
+            is_inside = (columns >= 0) & (columns < len(row))
+            return torch.where(is_inside, row[columns.clamp(0, len(row) - 1)], 0.0)[None], 0
         *which, first, _ = map(number, at)
         length = self.x.shape[-2]
         inside = min(max(first, 0), length), max(min(first + self.rows, length), 0)
@@ -416,7 +418,9 @@ def load(*names):
     """The kernels of prepare.py, kernel.py and the files named, as plain functions: one module, and in its `files` a namespace for each file."""
     gl, hopper = _stand_ins()
     jit = lambda function=None, **options: function or (lambda inner: inner)  # noqa: E731
-    triton = types.SimpleNamespace(jit=jit, next_power_of_2=lambda x: 1 << (int(x) - 1).bit_length())
+    triton = types.SimpleNamespace(
+        jit=jit, constexpr_function=jit, next_power_of_2=lambda x: 1 << (int(x) - 1).bit_length()
+    )
     module = types.ModuleType("gluon_kernel")
     module.files = {}
     sys.modules["gluon_kernel"] = module

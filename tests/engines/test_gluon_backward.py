@@ -35,7 +35,7 @@ def emulate(module):
     def launch(called, programs, *args, **constants):
         constants.pop("num_warps", None)
         args = [
-            (x.base.view(x.shape) if len(x.shape) == 2 else x.base, x.block_shape[-2])
+            (x.base.view(x.shape) if len(x.shape) == 2 else x.base, *x.block_shape[-2:])
             if type(x).__name__ == "TensorDescriptor" else x for x in args
         ]  # fmt: skip
         gluon_emulator.launch(module, called, programs, args, constants)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -13,12 +12,11 @@ import torch
 
 from posenc import Lookup, UnsupportedPlan, attend, engines
 from posenc.engines.choose import ENGINES
+from tests.engines.groups import check_group, list_groups
 from tests.plans import plan_of, tensors
 
 CASES = Path(__file__).with_name("triton_cases.py")
-GROUPS = re.findall(r"^def group_(\w+)", CASES.read_text(encoding="utf-8"), re.MULTILINE)
 QUICK = {"together", "watch", "empty", "replay", "known", "decay", "first"}
-"""The interpreter is slow: `make test` runs these groups only."""
 COMPILED = (
     "corner bias + slopes", "corner key_mask ('bias'", "corner documents ('bias'", "corner dot_query + add_value",
     "corner states + scale", "corner 80 torch.float16", "corner 16 torch.float32", "corner tokens ('dot_query'", "rotation", "corner shifts",
@@ -27,12 +25,9 @@ COMPILED = (
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
-@pytest.mark.parametrize("group", [x if x in QUICK else pytest.param(x, marks=pytest.mark.slow) for x in GROUPS])
+@pytest.mark.parametrize("group", list_groups(CASES, QUICK))
 def test_the_kernels_agree_with_the_reference(group):
-    source = str(Path(engines.__file__).parents[2])
-    env = {**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    done = subprocess.run([sys.executable, str(CASES), group], capture_output=True, text=True, env=env, timeout=1800)
-    assert done.returncode == 0 and done.stdout.endswith("passed\n"), (done.stdout + done.stderr)[-3000:]
+    check_group(CASES, group, 1800)
 
 
 @pytest.mark.slow

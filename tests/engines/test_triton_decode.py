@@ -1,32 +1,23 @@
 """The triton engine's decoding kernels: interpreted (triton_decode_cases.py), and how keys are shared out."""
 
-import os
-import re
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 
-from posenc import engines
 from posenc.engines.triton import decode_schedule
 from posenc.engines.triton.decode_schedule import MOST_SHARES, choose_decode_shares, choose_decode_tile, count_shares
+from tests.engines.groups import check_group, list_groups
 
 CASES = Path(__file__).with_name("triton_decode_cases.py")
-GROUPS = re.findall(r"^def group_(\w+)", CASES.read_text(encoding="utf-8"), re.MULTILINE)
 QUICK = {"masks", "steps"}
-"""The interpreter is slow: `make test` runs these groups only."""
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
-@pytest.mark.parametrize("group", [x if x in QUICK else pytest.param(x, marks=pytest.mark.slow) for x in GROUPS])
+@pytest.mark.parametrize("group", list_groups(CASES, QUICK))
 def test_the_decoding_kernels_agree_with_the_reference(group):
-    source = str(Path(engines.__file__).parents[2])
-    env = {**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    done = subprocess.run([sys.executable, str(CASES), group], capture_output=True, text=True, env=env, timeout=600)
-    assert done.returncode == 0 and done.stdout.endswith("passed\n"), (done.stdout + done.stderr)[-3000:]
+    check_group(CASES, group, 600)
 
 
 def test_keys_are_shared_out_to_fill_the_device_and_no_further():

@@ -25,7 +25,7 @@ from triton import language as tl  # noqa: E402
 from posenc import Index, Lookup, Plan, Positions, UnsupportedPlan, attend, index  # noqa: E402
 from posenc.core.dropout import Dropout, draw_seed  # noqa: E402
 from tests import budget, seeds  # noqa: E402
-from tests.engines import interpreter, triton_memory  # noqa: E402
+from tests.engines.groups import run_group  # noqa: E402
 from tests.plans import mapped, plan_of, tensors  # noqa: E402
 
 SLOTS = ("bias", "dot_query", "states", "dot_key", "add_value", "slopes", "decay", "scale")
@@ -741,14 +741,7 @@ def group_work():
 
 
 if __name__ == "__main__":
-    seeds.everything(seeds.of(sys.argv[1]))
-    torch.set_num_threads(1)
-    interpreter.mend()
-    # Fresh memory is filled with NaN.
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = True
-    with triton_memory.watched():
-        globals()[f"group_{sys.argv[1]}"]()
+    run_group(globals())
     if "-v" in sys.argv:
         print("largest errors, of their budgets:", *(f"{excess:.3f}" for excess in sorted(WORST)[-5:]))
     print("passed")

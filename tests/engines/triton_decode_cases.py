@@ -15,8 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from posenc import Attention, KVCache, Lookup, Plan, Positions, attend, index  # noqa: E402
 from posenc.engines.triton import decode_launch, decode_schedule  # noqa: E402
-from tests import budget, seeds  # noqa: E402
-from tests.engines import interpreter, triton_memory  # noqa: E402
+from tests import budget  # noqa: E402
+from tests.engines.groups import run_group  # noqa: E402
 from tests.plans import mapped, plan_of, tensors  # noqa: E402
 
 CALLS = []
@@ -206,12 +206,5 @@ def group_sweep():
 
 
 if __name__ == "__main__":
-    seeds.everything(seeds.of(sys.argv[1]))
-    torch.set_num_threads(1)
-    interpreter.mend()
-    # Fresh memory is filled with NaN.
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = True
-    with triton_memory.watched():
-        globals()[f"group_{sys.argv[1]}"]()
+    run_group(globals())
     print("passed")

@@ -102,12 +102,12 @@ def measured():
     on_gpu = json.loads(ON_GPU.read_text(encoding="utf-8")) if ON_GPU.is_file() else {"models": {}}
     heads = ("model", "CPU, forward", "CPU, training step", "GPU, forward", "GPU, training step")
     loads = [one["load"] for one in on_cpu["models"].values() if "load" in one]
-    said = [
+    texts = [
         f"transformers {one['versions']['transformers']}, torch {one['versions']['torch']}" if "versions" in one else "not measured"
         for one in (on_cpu, on_gpu)
     ]  # fmt: skip
-    said[1] = f"{on_gpu['machine']}, bfloat16, eight times as many rows; {said[1]}" if on_gpu["models"] else said[1]
-    lines = [MEASURED.format(load=max(loads, default=0), cpu=said[0], gpu=said[1])]
+    texts[1] = f"{on_gpu['machine']}, bfloat16, eight times as many rows; {texts[1]}" if on_gpu["models"] else texts[1]
+    lines = [MEASURED.format(load=max(loads, default=0), cpu=texts[0], gpu=texts[1])]
     lines += [f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|"]
     for name in accelerated.MODELS:
         cells = [

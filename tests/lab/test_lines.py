@@ -1,4 +1,4 @@
-"""Lines can be told apart: by colour with every common kind of colour vision, and by dash and marker without colour."""
+"""Lines can be distinguished: by colour with every common kind of colour vision, and by dash and marker without colour."""
 
 import itertools
 from pathlib import Path

@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 import pytest
 
 from posenc.cli.main import main
-from posenc.lab import compare_runs, presets, report, results, validate
+from posenc.lab import compare_runs, presets, report, results
 from posenc.lab.errors import LabError
 from posenc.lab.results import Results
 
@@ -262,14 +262,3 @@ def test_published_results_can_be_read():
         found = results.read(f"docs/results/{name}")
         assert found.finished == len(found.trainings) <= found.wanted
         assert all(found.encodings(task) == list(task["encodings"]) for task in found.tasks())
-
-
-def test_checks():
-    assert validate.record({"a": validate.integer(0, 5)})({"a": 3, "later": object()}, "") == {"a": 3}
-    for check, wrong, says in (
-        (validate.integer(0, 5), True, "integer from 0 to 5, got True"), (validate.number(0), float("nan"), "finite"),
-        (validate.each(validate.text, least=1), [], "list of 1 to"), (validate.record({"a": validate.text}), {}, "has no a"),
-        (validate.each(validate.integer(0, 5)), [1, 9], r"it\[1\] must be"), (validate.pair(validate.text, validate.text), "ab", "a pair"),
-    ):  # fmt: skip
-        with pytest.raises(validate.Invalid, match=says):
-            check(wrong, "it")

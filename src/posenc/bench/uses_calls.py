@@ -269,12 +269,14 @@ def windows(count: int, side: int, heads: int, size: int, training: bool, device
     )
     g = torch.randn_like(q) if training else None
     rows, columns = torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij")
-    places = torch.stack((rows.flatten(), columns.flatten()), -1).to(device)
+    coordinates = torch.stack((rows.flatten(), columns.flatten()), -1).to(device)
     reach = (1 - side, side - 1)
-    positions = Positions(places[:, 0], places[:, 0], more=[(places[:, 1], places[:, 1], reach)], reach=reach)
+    positions = Positions(
+        coordinates[:, 0], coordinates[:, 0], more=[(coordinates[:, 1], coordinates[:, 1], reach)], reach=reach
+    )
     grid = Grid((index.clip(side - 1, side - 1, axis=0), index.clip(side - 1, side - 1, axis=1)))
     table = (torch.randn(heads, grid.n, device=device, dtype=dtype) / 4).requires_grad_(training)
-    steps = places[None, :] - places[:, None] + side - 1
+    steps = coordinates[None, :] - coordinates[:, None] + side - 1
     number = steps[..., 0] * (2 * side - 1) + steps[..., 1]
     leaves = [q, k, v, table]
     with torch.no_grad():

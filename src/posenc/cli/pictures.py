@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..core import formulas
+from ..core import checks, formulas
 from . import terminal
 
 if TYPE_CHECKING:
@@ -35,10 +35,7 @@ class Options:
 
     def whole(self, name: str, default: int, least: int = 1, most: int = WIDEST) -> int:
         """An integer option."""
-        value = self.get(name, default)
-        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-            raise ValueError(f"{name} must be a whole number from {least} to {most}, got {value!r}")
-        return value
+        return checks.whole(least, most)(name, self.get(name, default))
 
     def number(self, name: str, default: float) -> float:
         """A positive option."""
@@ -143,9 +140,7 @@ def alibi(options: Options) -> list[str]:
 
 
 def rope(options: Options) -> list[str]:
-    size, base = options.whole("rotary_dim", options.whole("head_dim", 64)), options.number("base", 10000.0)
-    if size % 2:
-        raise ValueError(f"the number of rotated channels must be even, got {size}")
+    size, base = _rotary(options)
     frequencies = formulas.inverse_frequencies(size, base)
     title = f"Score of equal q and k over distance, mean of cos(r w_c), {size} dimensions, base={base:g}:"
     periods = [2 * math.pi / w for w in (frequencies[0], frequencies[len(frequencies) // 2], frequencies[-1])]
@@ -159,9 +154,7 @@ def extended(options: Options, scaling: Scaling) -> list[str]:
     """RoPE with a context extension: what becomes of each frequency, at eight times the original length."""
     from ..encodings.rope.scaling import frequencies
 
-    size, base = options.whole("rotary_dim", options.whole("head_dim", 64)), options.number("base", 10000.0)
-    if size % 2:
-        raise ValueError(f"the number of rotated channels must be even, got {size}")
+    size, base = _rotary(options)
     original = getattr(scaling, "original", None) or 4096
     total = 8 * original
     plain = formulas.inverse_frequencies(size, base)
@@ -195,7 +188,7 @@ def _plane(size: int, options: Options, title: str) -> list[str]:
         raise ValueError(f"two axes share the pairs, so the size must be a multiple of 4, got {size}")
     base, reach = options.number("base", 10000.0), 12
     frequencies = formulas.inverse_frequencies(size // 2, base)
-    one = [sum(math.cos(r * w) for w in frequencies) / len(frequencies) / 2 for r in range(-reach, reach + 1)]
+    one = [_mean_cosine(frequencies, r) / 2 for r in range(-reach, reach + 1)]
     grid = terminal.heat_map(
         [[row + column for column in one] for row in one[reach // 2 : -(reach // 2)]], low=2 * min(one), high=1
     )
@@ -206,16 +199,14 @@ def _plane(size: int, options: Options, title: str) -> list[str]:
 
 
 def xpos(options: Options) -> list[str]:
-    size, base = options.whole("rotary_dim", options.whole("head_dim", 64)), options.number("base", 10000.0)
+    size, base = _rotary(options)
     scale_base, gamma, reach = options.number("scale_base", 512.0), options.number("gamma", 0.4), 1024
-    if size % 2:
-        raise ValueError(f"the number of rotated channels must be even, got {size}")
     frequencies = formulas.inverse_frequencies(size, base)
     pairs = list(zip(frequencies, formulas.xpos_decays(size, gamma)))
     score = [
         sum(zeta ** (d / scale_base) * math.cos(d * w) for w, zeta in pairs) / len(pairs) for d in range(reach + 1)
     ]
-    rotary = [sum(math.cos(d * w) for w, _ in pairs) / len(pairs) for d in range(reach + 1)]
+    rotary = [_mean_cosine(frequencies, d) for d in range(reach + 1)]
     return titled(
         f"Score of equal q and k over distance into the past, {size} dimensions, next to RoPE's:",
         terminal.chart({"xpos": score, "rope": rotary}, ("i-j = 0", "", f"{reach}"), high=1.0, rows=11),
@@ -444,48 +435,31 @@ def _grid(size: Any) -> tuple[int, int]:
 
 
 PICTURES: dict[str, Callable[[Options], list[str]]] = {
-    "none": none,
-    "sinusoidal": sinusoidal,
-    "learned": learned,
-    "shaw": shaw,
-    "clipped": clipped,
-    "t5": t5,
-    "transformer_xl": transformer_xl,
-    "xlnet": transformer_xl,
-    "deberta": deberta,
-    "rope": rope,
-    "axial": axial,
-    "sinusoidal_2d": sinusoidal_2d,
-    "xpos": xpos,
-    "mrope": rope,  # the picture for text
-    "relative_logits": relative_logits,
-    "alibi": alibi,
-    "sinks": sinks,
-    "tempered": tempered,
-    "grid_bias": grid_bias,
-    "continuous_bias": continuous_bias,
-    "decomposed": decomposed,
-    "mixed_rope": mixed_rope,
-    "many_axes": many_axes,
-    "fox": fox,
-    "kerple": kerple,
-    "sandwich": sandwich,
-    "fire": fire,
-    "tupe": tupe,
-    "cape": sinusoidal,
-    "pope": pope,
-    "latent": latent,
-    "cope": cope,
-    "stick_breaking": stick_breaking,
-    "path": path,
-}
+    picture.__name__: picture
+    for picture in (
+        none, sinusoidal, learned, shaw, clipped, t5, transformer_xl, deberta, rope, axial, sinusoidal_2d, xpos, relative_logits, alibi, sinks,
+        tempered, grid_bias, continuous_bias, decomposed, mixed_rope, many_axes, fox, kerple, sandwich, fire, tupe, pope, latent, cope,
+        stick_breaking, path,
+    )
+} | {"xlnet": transformer_xl, "mrope": rope, "cape": sinusoidal}  # mrope: the picture for text  # fmt: skip
+
+
+def _rotary(options: Options) -> tuple[int, float]:
+    """How many channels rotate, and the base."""
+    size = options.whole("rotary_dim", options.whole("head_dim", 64))
+    if size % 2:
+        raise ValueError(f"the number of rotated channels must be even, got {size}")
+    return size, options.number("base", 10000.0)
+
+
+def _mean_cosine(frequencies: Sequence[float], r: int) -> float:
+    """The score of equal q and k at distance r."""
+    return sum(math.cos(r * w) for w in frequencies) / len(frequencies)
 
 
 def _kernel(frequencies: Sequence[float], title: str, clamp: int = FARTHEST, reach: int = 128) -> list[str]:
     """The mean cosine over distance."""
-    mean = [
-        sum(math.cos(min(abs(r), clamp) * w) for w in frequencies) / len(frequencies) for r in range(-reach, reach + 1)
-    ]
+    mean = [_mean_cosine(frequencies, min(abs(r), clamp)) for r in range(-reach, reach + 1)]
     return titled(title, terminal.chart({"": mean}, around(reach), high=1.0, low=min(0.0, *mean)))
 
 

@@ -188,15 +188,15 @@ class Encoding(_Recorded):
         if not self.steady_terms or own["_modules"] or "terms" in own:  # parametrizations are modules
             return None
         prepared, tables = self.prepared(), own["_parameters"]
-        places = prepared.get("places")
-        if places is not None and len(places) == len(tables):
-            for table, (known, place) in zip(tables.values(), places):
-                if table is not known or (table is not None and table.data_ptr() != place):
+        addresses = prepared.get("addresses")
+        if addresses is not None and len(addresses) == len(tables):
+            for table, (known, address) in zip(tables.values(), addresses):
+                if table is not known or (table is not None and table.data_ptr() != address):
                     break
             else:
                 return prepared
-        places = [(table, None if table is None else table.data_ptr()) for table in tables.values()]
-        prepared = _prepared[self] = {"places": places}
+        addresses = [(table, None if table is None else table.data_ptr()) for table in tables.values()]
+        prepared = _prepared[self] = {"addresses": addresses}
         return prepared
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from typing import TypeVar
 
+from .checks import show_value
 from .errors import OptionError
 
 WIDEST = 2**20
@@ -23,11 +24,13 @@ Choice = TypeVar("Choice")
 def require_int(name: str, value: int, *, least: int = 0, most: int = LONGEST) -> int:
     """An integer in [least, most]; bools and floats raise."""
     if isinstance(value, bool) or not isinstance(value, int):
-        raise OptionError(f"{name}={_shown(value)} must be an integer, at least {least}, got {type(value).__name__}")
+        raise OptionError(
+            f"{name}={show_value(value)} must be an integer, at least {least}, got {type(value).__name__}"
+        )
     if value < least:
-        raise OptionError(f"{name}={_shown(value)} must be at least {least}")
+        raise OptionError(f"{name}={show_value(value)} must be at least {least}")
     if value > most:
-        raise OptionError(f"{name}={_shown(value)} must be at most {most}")
+        raise OptionError(f"{name}={show_value(value)} must be at most {most}")
     return value
 
 
@@ -49,28 +52,24 @@ def require_number(
         + [f"less than {below:g}"] * (below < math.inf)
     )
     if is_number:
-        raise OptionError(f"{name}={_shown(value)} must be a finite number {allowed}".rstrip())
-    raise OptionError(f"{name}={_shown(value)} must be a number {allowed}".rstrip() + f", got {type(value).__name__}")
+        raise OptionError(f"{name}={show_value(value)} must be a finite number {allowed}".rstrip())
+    raise OptionError(
+        f"{name}={show_value(value)} must be a number {allowed}".rstrip() + f", got {type(value).__name__}"
+    )
 
 
 def require_choice(name: str, value: Choice, allowed: tuple[Choice, ...]) -> Choice:
     """One of a few strings."""
     if not isinstance(value, str) or value not in allowed:
         *most, last = map(repr, allowed)
-        raise OptionError(f"{name}={_shown(value)} is unknown; use {', '.join(most)} or {last}")
+        raise OptionError(f"{name}={show_value(value)} is unknown; use {', '.join(most)} or {last}")
     return value
 
 
 def require_bool(name: str, value: bool) -> bool:
     if not isinstance(value, bool):
-        raise OptionError(f"{name}={_shown(value)} must be True or False")
+        raise OptionError(f"{name}={show_value(value)} must be True or False")
     return value
-
-
-def _shown(value: object) -> str:
-    """A value as an error names it, cut where it is long."""
-    text = "a very long integer" if isinstance(value, int) and abs(value) > 10**60 else repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def require_table(name: str, *sizes: int) -> tuple[int, ...]:

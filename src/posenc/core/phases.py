@@ -104,27 +104,17 @@ def phases_of_run(
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
     """cos, sin [1, length, n] times `factor` for consecutive positions. Shared: do not write to them."""
+
+    def make(first: int, count: int) -> tuple[Tensor, Tensor]:
+        d1, d2, d3 = (constant(digit, device, torch.int64) for digit in digits)
+        positions = torch.arange(count, device=device) + first
+        cos, sin = compute_phases(positions[None, :, None], (d1, d2, d3), dtype)
+        return (cos, sin) if factor == 1.0 else (cos * factor, sin * factor)
+
     if not may_keep(device):
-        return _make_run(start, length, digits, factor, device, dtype)
-    key = (digits, factor, device, dtype)
-    cos, sin = rows_of_run(
-        _phases, start, length, key, 2 * len(digits[0]), lambda first, count: _make_run(first, count, *key)
-    )
+        return make(start, length)
+    cos, sin = rows_of_run(_phases, start, length, (digits, factor, device, dtype), 2 * len(digits[0]), make)
     return cos, sin
-
-
-def _make_run(
-    start: int,
-    length: int,
-    digits: tuple[tuple[int, ...], ...],
-    factor: float,
-    device: torch.device,
-    dtype: torch.dtype,
-) -> tuple[Tensor, Tensor]:
-    first, second, third = (constant(digit, device, torch.int64) for digit in digits)
-    positions = torch.arange(length, device=device) + start
-    cos, sin = compute_phases(positions[None, :, None], (first, second, third), dtype)
-    return (cos, sin) if factor == 1.0 else (cos * factor, sin * factor)
 
 
 def phases_without_float64(phase: Tensor) -> tuple[Tensor, Tensor]:

@@ -23,7 +23,7 @@ from . import launches
 
 NOTHING = nullcontext()
 current_device = getattr(torch._C, "_cuda_getDevice", lambda: None)
-"""torch.cuda.current_device without a look whether CUDA is initialised."""
+"""torch.cuda.current_device without checking that CUDA is initialised."""
 WHOLE = (512, 2, 2)
 PARTIAL = (128, 2, 1)
 """(pairs of a tile; heads that share one load of the phases, at most; warps), where all channels are rotated and where some

@@ -85,7 +85,7 @@ def select_rows(table: Tensor, index: Index, lo: int, hi: int) -> Tensor:
 
 @lru_cache(maxsize=64)
 def _rows_on(index: Index, lo: int, hi: int, device: torch.device) -> Tensor:
-    """`constant`, found without a look at each row."""
+    """`constant`, found without reading each row."""
     return constant(rows_of(index, lo, hi), device)
 
 

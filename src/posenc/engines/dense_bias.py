@@ -240,28 +240,28 @@ def _make_pairs(positions: Positions, index: Index | Grid, device: torch.device)
     flat = rows.flatten()
     order = torch.argsort(flat, stable=True)
     counts = torch.bincount(flat, minlength=index.n)
-    place = _places(counts, flat[order])
+    rank = _ranks(counts, flat[order])
     if int(counts.max()) <= WIDTH:
-        return Pairs(padded.flatten().int(), _table(flat[order], place, order, index.n), None)
+        return Pairs(padded.flatten().int(), _table(flat[order], rank, order, index.n), None)
     each = (counts + WIDTH - 1) // WIDTH  # partial sums of a row
     first = each.cumsum(0) - each
-    part = first[flat[order]] + place // WIDTH
+    part = first[flat[order]] + rank // WIDTH
     number = int(each.sum())
     owner = torch.repeat_interleave(torch.arange(index.n, device=device), each)
-    parts = _table(owner, _places(each, owner), torch.arange(number, device=device), index.n)
-    return Pairs(padded.flatten().int(), _table(part, place % WIDTH, order, number), parts)
+    parts = _table(owner, _ranks(each, owner), torch.arange(number, device=device), index.n)
+    return Pairs(padded.flatten().int(), _table(part, rank % WIDTH, order, number), parts)
 
 
-def _places(counts: Tensor, rows: Tensor) -> Tensor:
+def _ranks(counts: Tensor, rows: Tensor) -> Tensor:
     """The number of each entry within its row; rows are in order."""
     return torch.arange(rows.numel(), device=rows.device) - (counts.cumsum(0) - counts)[rows]
 
 
-def _table(rows: Tensor, places: Tensor, entries: Tensor, n: int) -> Tensor:
-    """[n, most]: the entries of each row at their places; elsewhere their number, which counts nothing."""
-    most = int(places.max()) + 1 if places.numel() else 1
+def _table(rows: Tensor, ranks: Tensor, entries: Tensor, n: int) -> Tensor:
+    """[n, most]: the entries of each row at their ranks; elsewhere their number, which counts nothing."""
+    most = int(ranks.max()) + 1 if ranks.numel() else 1
     made = torch.full((n, most), entries.numel(), device=rows.device)
-    made[rows, places] = entries
+    made[rows, ranks] = entries
     return made
 
 

@@ -204,7 +204,7 @@ def _right(panel: Panel) -> int:
 
 
 def _has_long_tokens(panel: Panel) -> bool:
-    """Whether the tokens along the x axis are too wide to stand side by side, so that they are turned."""
+    """Whether the tokens along the x axis are too wide to stand side by side, so that they are rotated."""
     return isinstance(panel, Heat) and panel.labels is not None and max(map(columns_of, panel.labels[1])) > 2
 
 
@@ -355,59 +355,23 @@ def _mark(
     """A labelled grey line at y or at x. The label of a vertical line is at its bottom, on the right or leftwards; that of a
     horizontal one above it, from its left end or leftwards from its right end.
     """
-    line = {"color": "#52606d", "width": 1.2, "dash": "dash"}
-    text = {
-        "text": name,
-        "showarrow": False,
-        "font": {"size": 11, "color": "#3e4c59"},
-        "bgcolor": "rgba(255,255,255,0.85)",
-    }
-    if y is not None:
-        level = math.log10(y) if log else y
-        layout["shapes"].append(
-            {
-                "type": "line",
-                "xref": f"x{suffix} domain",
-                "x0": 0,
-                "x1": 1,
-                "yref": f"y{suffix}",
-                "y0": y,
-                "y1": y,
-                "line": line,
-            }
-        )
-        layout["annotations"].append(
-            text
-            | {
-                "xref": f"x{suffix} domain",
-                "x": 0.99 if leftwards else 0.01,
-                "xanchor": "right" if leftwards else "left",
-                "yref": f"y{suffix}",
-                "y": level,
-                "yanchor": "bottom",
-            }
-        )
-    elif x is not None:
-        at = math.log10(x) if log else x
-        layout["shapes"].append(
-            {
-                "type": "line",
-                "yref": f"y{suffix} domain",
-                "y0": 0,
-                "y1": 1,
-                "xref": f"x{suffix}",
-                "x0": x,
-                "x1": x,
-                "line": line,
-            }
-        )
-        layout["annotations"].append(
-            text
-            | {
-                "yref": f"y{suffix} domain", "y": 0.02, "yanchor": "bottom", "xref": f"x{suffix}", "x": at,
-                "xanchor": "right" if leftwards else "left",
-            }
-        )  # fmt: skip
+    along, across, at = ("x", "y", y) if y is not None else ("y", "x", x)
+    assert at is not None
+    layout["shapes"].append(
+        {
+            "type": "line", f"{along}ref": f"{along}{suffix} domain", f"{along}0": 0, f"{along}1": 1,
+            f"{across}ref": f"{across}{suffix}", f"{across}0": at, f"{across}1": at,
+            "line": {"color": "#52606d", "width": 1.2, "dash": "dash"},
+        }
+    )  # fmt: skip
+    end = {"x": 0.99 if leftwards else 0.01, "y": 0.02}
+    layout["annotations"].append(
+        {
+            "text": name, "showarrow": False, "font": {"size": 11, "color": "#3e4c59"}, "bgcolor": "rgba(255,255,255,0.85)",
+            f"{along}ref": f"{along}{suffix} domain", along: end[along], f"{across}ref": f"{across}{suffix}",
+            across: math.log10(at) if log else at, "xanchor": "right" if leftwards else "left", "yanchor": "bottom",
+        }
+    )  # fmt: skip
 
 
 def _heat(panel: Heat, suffix: str, box: Box, data: list, layout: dict[str, Any], *, bar: bool) -> None:

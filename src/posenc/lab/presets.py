@@ -18,6 +18,7 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from ..core import checks
 from ..encodings import spec
 from . import validate
 from .errors import LabError, OptionError
@@ -186,11 +187,11 @@ def from_dict(content: dict[str, Any], name: str) -> Experiment:
     if not isinstance(listed, list) or not listed or not all(isinstance(entry, dict) for entry in listed):
         raise LabError(f"preset {name} has no [[tasks]]")
     known = {f.name: f for f in fields(TaskSettings)}
-    whole = {"title": validate.text, "device": validate.DEVICE, "published": validate.each(validate.one_of(*TABLES))}
+    whole = {"title": validate.TEXT, "device": validate.DEVICE, "published": checks.listed(checks.one_of(*TABLES))}
     common = {key: value for key, value in content.items() if key not in whole}
     made = []
     try:
-        about = {key: whole[key](value, key) for key, value in content.items() if key in whole}
+        about = {key: whole[key](key, value) for key, value in content.items() if key in whole}
         for entry in listed:
             given = {**common, **entry}
             unknown = [key for key in given if key not in known]
@@ -201,11 +202,13 @@ def from_dict(content: dict[str, Any], name: str) -> Experiment:
             missing = [f.name for f in known.values() if f.default is MISSING and f.name not in given]
             if missing:
                 raise LabError(f"preset {name}, task {given.get('task', '?')}: {', '.join(missing)} missing")
-            checked: dict[str, Any] = {key: validate.TASK[key](value, key) for key, value in given.items()}
+            checked: dict[str, Any] = {key: validate.TASK[key](key, value) for key, value in given.items()}
             for key, value in checked.items():
                 checked[key] = tuple(value) if isinstance(value, list) else value
             made.append(TaskSettings(**checked))
-    except validate.Invalid as error:
+    except LabError:
+        raise
+    except OptionError as error:
         raise LabError(f"preset {name}: {error}") from None
     if len({t.task for t in made}) < len(made):
         raise LabError(f"preset {name} has a task twice; give each its own preset")

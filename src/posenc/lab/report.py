@@ -20,16 +20,7 @@ from .results import Mean, Results, metric_of
 from .store import write
 from .texts import LANGUAGES, TAGS, Words
 
-STYLE = """
-:root { color-scheme: light; }
-body { margin: 0; background: #fff; color: #1e293b; font: 16px/1.5 system-ui, sans-serif; }
-nav input { position: absolute; opacity: 0; pointer-events: none; }
-nav { display: flex; justify-content: flex-end; gap: .3rem; max-width: 1120px; margin: 0 auto; padding: .6rem 1rem 0; font-size: .9rem; }
-nav label { position: relative; padding: .1rem .6rem; border: 1px solid #64748b; border-radius: 1rem; cursor: pointer; color: #334155; }
-nav label:has(:checked) { background: #334155; color: #fff; }
-nav label:has(:focus-visible) { outline: 3px solid #0057a3; outline-offset: 2px; }
-main { max-width: 1120px; margin: 0 auto; padding: 0 1rem 3rem; }
-"""
+STYLE = Path(__file__).with_name("report.css").read_text(encoding="utf-8")
 LANGUAGE_STYLE = """
 body:not(:has(#lang-{key}:checked)) main.{key} {{ display: none; }}
 """

@@ -65,7 +65,7 @@ class Store:
             if not isinstance(record, dict) or record.pop("digest", None) != _digest(key, kind, record):
                 return None
             if kind in validate.RECORDS:
-                checked = validate.RECORDS[kind](record, "")
+                checked = validate.RECORDS[kind]("", record)
                 return checked if trials.key(record["settings"]) == key else None
         except ValueError:  # not JSON, not UTF-8, not a record of this kind
             return None

@@ -8,6 +8,7 @@ The report opens with it, and the explorer's page of results shows it.
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from . import answer, evidence, lines, svg, verdict
@@ -19,50 +20,7 @@ from .verdict import Standing
 SYMBOLS = {"holds": "✓", "loses": "↘", "breaks": "✕", "cannot": "∅", "not learnt": "?", "missing": "–"}
 OTHER_TASKS = 3  # columns of other tasks in the small table
 
-STYLE = """
-.lab { color: #1e293b; background: #fff; font: 16px/1.5 system-ui, sans-serif; text-align: start; }
-.lab h1 { font-size: 1rem; font-weight: 600; color: #475569; margin: 0 0 .6rem; }
-.lab h2 { font-size: 1.15rem; margin: 1.6rem 0 .5rem; }
-.lab h3 { font-size: 1rem; margin: 1.2rem 0 .4rem; }
-.lab p { margin: .4rem 0; max-width: 75em; }
-.lab .answers { margin: 0; padding: 0; list-style: none; }
-.lab .answers li { margin: 0 0 .7rem; }
-.lab .answers strong { display: block; font-size: 1.1rem; line-height: 1.35; color: #0f172a; }
-.lab .answers span, .lab .note { color: #475569; font-size: .9rem; line-height: 1.4; }
-.lab .panels { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 340px), 1fr)); gap: .5rem 2rem; margin: 1rem 0 .3rem; }
-.lab svg.panel { width: 100%; max-width: 560px; height: auto; overflow: visible; font: 12px system-ui, sans-serif; fill: none; }
-.lab svg text:not([fill]) { fill: #1e293b; }
-.lab svg text.heading { font-weight: 600; font-size: 14px; }
-.lab svg text.quiet { fill: #475569; }
-.lab svg text.mark { font-weight: 600; }
-.lab svg .reach { stroke: transparent; stroke-width: 12; pointer-events: stroke; }
-.lab svg .interval { opacity: .1; }
-.lab svg .line { outline: none; }
-.lab svg:has(.line:hover) .line:not(:hover), .lab svg:has(.line:focus-visible) .line:not(:focus-visible) { opacity: .15; }
-.lab svg .line:focus-visible text, .lab svg .line:hover text { font-weight: 600; }
-.lab .scroll { overflow-x: auto; }
-.lab table { border-collapse: collapse; margin: .8rem 0; font-size: .875rem; font-variant-numeric: tabular-nums; }
-.lab th, .lab td { padding: .25em .8em .25em 0; border: 0; border-bottom: 1px solid #e2e8f0; text-align: right; color: #1e293b; background: #fff; }
-.lab th { font-weight: 600; color: #475569; vertical-align: bottom; }
-.lab th:first-child, .lab td:first-child { text-align: left; position: sticky; left: 0; overflow-wrap: anywhere; min-width: 6.5em; }
-.lab td.verdict, .lab th.verdict { text-align: left; white-space: nowrap; }
-.lab td { white-space: nowrap; } .lab td:first-child { white-space: normal; }
-.lab .holds { color: #00654a; font-weight: 600; } .lab .breaks, .lab .cannot { color: #a32a00; } .lab .loses { color: #7a4b00; }
-.lab .missing { color: #64748b; } .lab td[class="not learnt"] { color: #475569; }
-.lab summary { cursor: pointer; font-weight: 600; padding: .5rem 0; }
-.lab details { border-top: 1px solid #e2e8f0; }
-.lab pre { background: #f1f5f9; padding: 1em; overflow-x: auto; font-size: .8rem; }
-@media (max-width: 700px) {
-  .lab { font-size: 15px; }
-  .lab .answers strong { font-size: 1.05rem; }
-  .lab .answers span { display: block; font-size: .85rem; line-height: 1.4; }
-  .lab table.small { font-size: .75rem; width: 100%; }
-  .lab table.small .wide { display: none; }
-  .lab table.small th, .lab table.small td { padding-right: .3em; }
-  .lab table.small th { white-space: normal; }
-  .lab table.small td:first-child { min-width: 5em; }
-}
-"""
+STYLE = Path(__file__).with_name("summary.css").read_text(encoding="utf-8")
 
 
 def as_html(results: Results, words: Words) -> Markup:

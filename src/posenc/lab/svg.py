@@ -65,9 +65,9 @@ def draw(panel: Panel) -> Markup:
     low, high = panel.y_range or _with_margin([y for _, points in curves for _, y in points])
     up = _scale(low, high, bottom, TOP, False)
     parts = _axes(panel, across, up, (min(xs), max(xs)), (low, high), right, bottom)
-    places = _spread([up(points[-1][1]) for _, points in curves], TOP + LINE / 2, bottom - LINE / 2)
-    for (line, points), place in zip(curves, places):
-        parts.append(_curve(panel, line, points, across, up, (low, high), right, place, texts[line.name]))
+    heights = _spread([up(points[-1][1]) for _, points in curves], TOP + LINE / 2, bottom - LINE / 2)
+    for (line, points), height in zip(curves, heights):
+        parts.append(_curve(panel, line, points, across, up, (low, high), right, height, texts[line.name]))
     return tag(
         "svg", tag("title", panel.title), *parts, viewBox=f"0 0 {WIDTH} {bottom + BOTTOM:.0f}", role="img", class_="panel"
     )  # fmt: skip
@@ -107,11 +107,11 @@ def _spread(wanted: list[float], top: float, bottom: float) -> list[float]:
             del groups[-2:]
             first = sum(wanted[m] - gap * at for at, m in enumerate(members)) / len(members)
             groups.append((min(max(first, top), bottom - gap * (len(members) - 1)), members))
-    places = [0.0] * len(wanted)
+    heights = [0.0] * len(wanted)
     for first, members in groups:
         for at, number in enumerate(members):
-            places[number] = first + gap * at
-    return places
+            heights[number] = first + gap * at
+    return heights
 
 
 def _axes(panel: Panel, across, up, xs, ys, right: float, bottom: float) -> list[Markup]:
@@ -158,7 +158,7 @@ def _ticks(low: float, high: float) -> list[float]:
     return [float(f"{step * n:.12g}") for n in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
-def _curve(panel: Panel, line: Line, points, across, up, ys, right: float, place: float, text: str) -> Markup:
+def _curve(panel: Panel, line: Line, points, across, up, ys, right: float, height: float, text: str) -> Markup:
     style = line.style
     at = [(across(x), up(y)) for x, y in points]
     parts: list[Markup] = []
@@ -178,11 +178,13 @@ def _curve(panel: Panel, line: Line, points, across, up, ys, right: float, place
             )
     end = at[-1]
     if end[0] > right - 20:
-        leader = f"M{_n(end[0] + 5)} {_n(end[1])}L{_n(right + 2)} {_n(place)}H{_n(right + 10)}"
+        leader = f"M{_n(end[0] + 5)} {_n(end[1])}L{_n(right + 2)} {_n(height)}H{_n(right + 10)}"
         parts.append(tag("path", d=leader, stroke=style.colour, stroke_width=1, opacity=0.7))
     else:  # the line ends inside the figure: its label has the marker instead of a leader across the other lines
-        parts.append(tag("g", MARKERS[style.marker](style.colour), transform=f"translate({_n(right + 6)} {_n(place)})"))
-    parts.append(_text(right + 13, place + 4, text, fill=style.ink, class_="end"))
+        parts.append(
+            tag("g", MARKERS[style.marker](style.colour), transform=f"translate({_n(right + 6)} {_n(height)})")
+        )
+    parts.append(_text(right + 13, height + 4, text, fill=style.ink, class_="end"))
     return tag("g", *parts, class_="line", tabindex=0, role="img", aria_label=text)
 
 
@@ -223,5 +225,5 @@ def _n(value: float) -> str:
 
 
 def _text(x: float, y: float, text: str, anchor: Literal["start", "middle", "end"] = "start", **more: object) -> Markup:
-    place = {} if anchor == "start" else {"text_anchor": anchor}
-    return tag("text", text, x=_n(x), y=_n(y), **place, **more)
+    align = {} if anchor == "start" else {"text_anchor": anchor}
+    return tag("text", text, x=_n(x), y=_n(y), **align, **more)

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from ..core import checks
 from . import build_encoding, peak_memory, tasks, tensor_files, validate
 from .corpus import Corpus
+from .errors import OptionError
 from .model import Transformer
 from .process_group import SINGLE, ProcessGroup
 from .store import Store
@@ -237,9 +239,9 @@ def _fits(saved: dict[str, Tensor], model: nn.Module, prefix: str) -> bool:
     )
 
 
-STEP = validate.integer(1, 10**9)
-FINITE = validate.each(validate.pair(STEP, validate.number()), least=1, most=10**5)
-STATE = validate.record({"step": STEP, "curve": FINITE, "seconds": validate.number(0)}, {"midway": validate.MIDWAY})
+STEP = checks.whole(1, 10**9)
+FINITE = checks.listed(validate.pair(STEP, validate.real()), least=1, most=10**5)
+STATE = checks.record({"step": STEP, "curve": FINITE, "seconds": validate.real(0)}, {"midway": validate.MIDWAY})
 
 
 def _checkpoint(training, store, model, optimiser, group, step, curve, seconds, midway) -> None:
@@ -279,7 +281,7 @@ def _read_checkpoint(training, store, model) -> tuple[dict[str, Tensor], dict[st
         found = tensor_files.read(store, training.key, "checkpoint")
         if found is None or not _fits(found[0], model, "weight/"):
             return None
-        state = STATE(found[1], "state")
-    except (tensor_files.Damaged, validate.Invalid):
+        state = STATE("state", found[1])
+    except (tensor_files.Damaged, OptionError):
         return None
     return (found[0], state) if state["step"] < training.steps else None

@@ -205,7 +205,7 @@ WIDEST = 256
 
 
 def fits_channels(size: int, grid: tuple[int, int]) -> bool:
-    """Whether heads of `size` channels have place for one more for each image row and column."""
+    """Whether heads of `size` channels have room for one more for each image row and column."""
     return size + sum(grid) <= WIDEST
 
 
@@ -232,8 +232,8 @@ def attend_axes(
     rows, columns = decompose(q, grid, by_row / scale, by_column / scale)
     rest = -(size + height + width) % 8  # kernels read 16 bytes at a time; the keys are zero here
     wide = torch.cat((q, rows, columns, q[..., :rest]), 3)
-    places = _places(grid, rest, k.dtype, k.device).expand(*k.shape[:2], -1, -1)
-    key = torch.cat((k, places), 3)
+    selected = _one_hot(grid, rest, k.dtype, k.device).expand(*k.shape[:2], -1, -1)
+    key = torch.cat((k, selected), 3)
     value = nn.functional.pad(v, (0, key.shape[3] - size))
     return scaled_dot_product_attention(wide, key, value, dropout_p=dropout, scale=scale)[..., :size]
 
@@ -241,7 +241,7 @@ def attend_axes(
 _grids = Memo(16, 1 << 22)
 
 
-def _places(grid: tuple[int, int], rest: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+def _one_hot(grid: tuple[int, int], rest: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """[L, rows + columns + rest]: 1 in the image row and in the column of each token."""
     key, keeps = (grid, rest, dtype, device), may_keep(device)
     found = _grids.get(key) if keeps else None

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,6 +26,7 @@ from .context import ContextParallel, ParallelError
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
+Collective = Callable[[ContextParallel, Tensor], Tensor]
 _counters: list[Counter] = []
 
 
@@ -214,28 +215,22 @@ def check_alike(cp: ContextParallel, names: Sequence[str], numbers: Sequence[int
 
 
 # ---- with gradients ------------------------------------------------------------------------------------------------
-class _Swap(torch.autograd.Function):
+class _Exchange(torch.autograd.Function):
+    """A collective, and the one that carries its gradient back."""
+
     @staticmethod
-    def forward(ctx, x: Tensor, cp: ContextParallel) -> Tensor:  # type: ignore[override]
-        ctx.cp = cp
-        return swap(cp, x)
+    def forward(ctx, x: Tensor, cp: ContextParallel, there: Collective, back: Collective) -> Tensor:  # type: ignore[override]
+        ctx.cp, ctx.back = cp, back
+        return there(cp, x)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Tensor):  # type: ignore[override]
-        return swap(ctx.cp, grad), None
+        return ctx.back(ctx.cp, grad), None, None, None
 
 
-class _Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x: Tensor, cp: ContextParallel) -> Tensor:  # type: ignore[override]
-        ctx.cp = cp
-        return gather(cp, x)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad: Tensor):  # type: ignore[override]
-        return scatter_sum(ctx.cp, grad), None
+def _exchange(cp: ContextParallel, x: Tensor, there: Collective, back: Collective) -> Tensor:
+    return _Exchange.apply(x, cp, there, back) if x.requires_grad else there(cp, x)
 
 
 class _SumGradients(torch.autograd.Function):
@@ -265,8 +260,7 @@ def all_gather(cp: ContextParallel, x: Tensor, dim: int) -> Tensor:
     """x of every rank, one after another along `dim`, in the order of the ranks."""
     if cp.is_alone:
         return x
-    parts = _Gather.apply(x.movedim(dim, 0), cp) if x.requires_grad else gather(cp, x.movedim(dim, 0))
-    return parts.flatten(0, 1).movedim(0, dim)
+    return _exchange(cp, x.movedim(dim, 0), gather, scatter_sum).flatten(0, 1).movedim(0, dim)
 
 
 def all_to_all(cp: ContextParallel, x: Tensor, split: int, join: int) -> Tensor:
@@ -274,8 +268,7 @@ def all_to_all(cp: ContextParallel, x: Tensor, split: int, join: int) -> Tensor:
     if cp.is_alone:
         return x
     parts = x.unflatten(split, (cp.size, -1)).movedim(split, 0)
-    parts = _Swap.apply(parts, cp) if x.requires_grad else swap(cp, parts)
-    return parts.movedim(0, join).flatten(join, join + 1)
+    return _exchange(cp, parts, swap, swap).movedim(0, join).flatten(join, join + 1)
 
 
 def sum_gradients(cp: ContextParallel, tensors: Sequence[Tensor]) -> list[Tensor]:

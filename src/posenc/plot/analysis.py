@@ -298,8 +298,8 @@ def encoding(subject: Subject, length: int, head: int = 0) -> Vectors | None:
             return Vectors(table[lookup.index.lookup(r)].double(), r, True, "dimension")
     if plan.lookups or plan.slopes is not None or plan.decay is not None or plan.pair is not None:
         values = over_distance(subject, r).t()
-        seen = ~values.isnan().all(-1)  # later keys are masked where the encoding is for causal attention only
-        return Vectors(values[seen], r[seen], True, "head")
+        visible = ~values.isnan().all(-1)  # later keys are masked where the encoding is for causal attention only
+        return Vectors(values[visible], r[visible], True, "head")
     return None
 
 

@@ -159,8 +159,9 @@ def dynamic_base(factor: float = 4, words: Translation = ENGLISH) -> list[Panel]
     n = np.arange(1024, 32769, 256)
     series = {}
     for one in sorted({1.0, 2.0, float(factor)}):
-        stretch = np.where(n > TRAINED, one * n / TRAINED - (one - 1), 1.0)
-        series[words("factor", factor=f"{one:g}")] = 10000 * stretch ** (128 / 126)
+        scaling = kinds.DynamicNTK(factor=one, original=TRAINED)
+        slowest = [kinds.frequencies(128, 10000.0, scaling, int(total))[-1] for total in n]
+        series[words("factor", factor=f"{one:g}")] = np.array(slowest) ** (-128 / 126)  # as of RoPE with another base
     marks = {words("trained length"): TRAINED}
     title = words("dynamic title", length=TRAINED)
     return [Lines(title, n, series, words("length (tokens)"), words("base axis"), vertical_marks=marks)]

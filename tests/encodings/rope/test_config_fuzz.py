@@ -17,8 +17,9 @@ from posenc import MRoPE, OptionError, scaling
 from posenc import rope as rotary
 from posenc.cli import main as cli
 from posenc.cli import rope_diff
+from posenc.core.checks import show_value
 from posenc.encodings.rope.configs import DIALECTS, KEYS, read
-from posenc.encodings.rope.fields import FIELDS, field, short_repr
+from posenc.encodings.rope.fields import FIELDS, field
 from posenc.encodings.rope.gguf import SCALING
 from posenc.encodings.rope.model_defaults import BASES, BY_LAYER, INTERLEAVED, LAYERED
 
@@ -163,7 +164,7 @@ def test_a_random_configuration_is_read_or_refused(dialect):
             if number % 4 == 0:
                 judged(MRoPE.from_config, config, dialect)
         except Exception as error:
-            raise AssertionError(f"draw {number} of seed {SEED}: {short_repr(config)}") from error
+            raise AssertionError(f"draw {number} of seed {SEED}: {show_value(config)}") from error
     assert 150 < read_ones < 1900  # neither everything nor nothing
     assert time.perf_counter() - began < 60
 
@@ -195,10 +196,10 @@ def test_what_is_no_configuration_is_refused(config):
     ({"head_dim": 64, "rope_parameters": {"rope_type": "yarn", "factor": 4.0, "truncate": "false"}, "max_position_embeddings": 64},
      "truncate='false' must be true or false"),
     ({"head_dim": 64, "rope_parameters": {"rope_type": ["yarn"]}}, "rope_type"),
-    ({"head_dim": 64, "rope_scaling": 3}, "rope_scaling=3 must hold keys and values"),
+    ({"head_dim": 64, "rope_scaling": 3}, "rope_scaling=3 must be a table of keys and values"),
     ({"rope_parameters": {"a": DEEP}, "rope_scaling": {"a": deep()}}, "nested deeper"),
     ({"head_dim": 64, "rope_parameters": {"rope_type": "longrope", "short_factor": [1.0] * 10**6, "long_factor": [1.0]}},
-     "1000000 entries must be a list of 1 to 32768"),
+     "must be a list of 1 to 32768 values, has 1000000"),
     ({"model_type": "bert", "hidden_size": 768, "num_attention_heads": 12}, "'bert'. has no rotation"),
 ])  # fmt: skip
 def test_the_sentence_says_what_was_given_and_what_is_allowed(config, words):

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ...core.checks import show_value
 from ...core.errors import OptionError
 from .fields import (
     ALWAYS,
@@ -28,7 +29,6 @@ from .fields import (
     keys,
     no_rotation,
     same,
-    short_repr,
     text_part,
     validate,
 )
@@ -153,7 +153,7 @@ def read(config, dialect: str = "hf", *, layer_type: str | None = None, length: 
 # ---- reading: the parts of a configuration ------------------------------------------------------------------
 def _known(dialect: str) -> None:
     if dialect not in DIALECTS:
-        raise OptionError(f"dialect={short_repr(dialect)} is unknown; use one of {', '.join(map(repr, DIALECTS))}")
+        raise OptionError(f"dialect={show_value(dialect)} is unknown; use one of {', '.join(map(repr, DIALECTS))}")
 
 
 def _mapping(config, layer_type: str | None = None) -> dict[str, Any]:
@@ -238,7 +238,7 @@ def _check_model(model: dict[str, Any], rope: dict[str, Any]) -> None:
         near = difflib.get_close_matches(unknown[0][:60], MODEL, n=1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
         raise OptionError(
-            f"the configuration has {short_repr(unknown[0])}{hint}, which may change the rotation and is not known here; "
+            f"the configuration has {show_value(unknown[0])}{hint}, which may change the rotation and is not known here; "
             "rename it, or remove it if it does not concern the frequencies"
         )
 
@@ -277,7 +277,7 @@ def _kind(rope: dict[str, Any], model: dict[str, Any], dialect: str) -> str:
     ):
         kind = "deepseek_yarn"  # its model's code renames it
     if kind not in KEYS[dialect]:
-        raise OptionError(f"{dialect} has no RoPE of type {short_repr(kind)}; its types are {', '.join(KEYS[dialect])}")
+        raise OptionError(f"{dialect} has no RoPE of type {show_value(kind)}; its types are {', '.join(KEYS[dialect])}")
     if not (new or old) and "factor" in rope:
         raise OptionError("factor was given without rope_type; give the rope_type that it belongs to")
     return kind
@@ -292,7 +292,7 @@ def _unknown_keys(unknown: list[str], allowed: set[str], kind: str, dialect: str
     hints = []
     for key in unknown[:5]:
         near = difflib.get_close_matches(key[:60], allowed, n=1, cutoff=0.6)
-        hints.append(short_repr(key) + (f" (did you mean {near[0]!r}?)" if near else ""))
+        hints.append(show_value(key) + (f" (did you mean {near[0]!r}?)" if near else ""))
     return f"{dialect} reads no {', '.join(hints)} for {kind!r}; it reads {', '.join(sorted(allowed - {'type'}))}"
 
 

@@ -8,106 +8,17 @@ built from them is large and no power of them overflows.
 
 from __future__ import annotations
 
-import reprlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
+from ...core.checks import Check, flag, keys, listed, number, show_value, text, whole
 from ...core.errors import OptionError
 from .model_defaults import KEYLESS
 
 LARGEST_HEAD = 2**16
 LONGEST = 2**40
-Check = Callable[[str, Any], Any]
 
-_short = reprlib.Repr()
-_short.maxstring = _short.maxother = _short.maxlong = 60
-_short.maxlist = _short.maxtuple = _short.maxdict = 3
-_short.maxlevel = 2
-
-
-def short_repr(value: Any) -> str:
-    """A short repr for messages, however large or deep the value is."""
-    if isinstance(value, int) and value.bit_length() > 128:
-        return f"a whole number of {value.bit_length()} bits"
-    try:
-        return _short.repr(value)
-    except (ValueError, RecursionError):  # a whole number inside with more digits than Python writes
-        return f"a {type(value).__name__}"
-
-
-def whole(low: int, high: int, *, rounded: bool = False) -> Check:
-    """A whole number within bounds; `rounded` takes 4096.0 too, which some files write."""
-
-    def check(name: str, value: Any) -> int:
-        ok = isinstance(value, int) and not isinstance(value, bool)
-        if rounded and isinstance(value, float):
-            ok = value.is_integer()
-        if not ok or not low <= value <= high:
-            raise OptionError(f"{name}={short_repr(value)} must be a whole number from {low} to {high}; correct it")
-        return value
-
-    return check
-
-
-def number(low: float, high: float) -> Check:
-    """A finite number within bounds."""
-
-    def check(name: str, value: Any) -> float:
-        # the comparison is false for NaN, and exact for whole numbers that no float holds
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
-            raise OptionError(f"{name}={short_repr(value)} must be a number from {low:g} to {high:g}; correct it")
-        return value
-
-    return check
-
-
-def numbers(low: float, high: float, most: int) -> Check:
-    """A list of up to `most` finite numbers within bounds."""
-    one = number(low, high)
-
-    def check(name: str, value: Any) -> list[float]:
-        value = value.tolist() if hasattr(value, "tolist") else value  # an array or a tensor
-        if not isinstance(value, (list, tuple)) or not 1 <= len(value) <= most:
-            size = f" with {len(value)} entries" if isinstance(value, (list, tuple)) else ""
-            raise OptionError(f"{name}={short_repr(value)}{size} must be a list of 1 to {most} numbers; correct it")
-        return [one(f"{name}[{index}]", each) for index, each in enumerate(value)]
-
-    return check
-
-
-def wholes(low: int, high: int, most: int) -> Check:
-    one = whole(low, high)
-
-    def check(name: str, value: Any) -> tuple[int, ...]:
-        if not isinstance(value, (list, tuple)) or not 1 <= len(value) <= most:
-            raise OptionError(f"{name}={short_repr(value)} must be a list of 1 to {most} whole numbers; correct it")
-        return tuple(one(f"{name}[{index}]", each) for index, each in enumerate(value))
-
-    return check
-
-
-def flag(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise OptionError(f"{name}={short_repr(value)} must be true or false; correct it")
-    return value
-
-
-def text(name: str, value: Any) -> str:
-    if not isinstance(value, str) or len(value) > 200:
-        raise OptionError(f"{name}={short_repr(value)} must be a name of at most 200 characters; correct it")
-    return value
-
-
-def keys(name: str, value: Any) -> dict[str, Any]:
-    """An object of JSON: names and values."""
-    if not isinstance(value, Mapping):
-        raise OptionError(f"{name}={short_repr(value)} must hold keys and values (an object of JSON); correct it")
-    for key in value:
-        if not isinstance(key, str):
-            raise OptionError(f"{name} has the key {short_repr(key)}; keys must be text")
-    return dict(value)
-
-
+_NAME = text(200)
 _HEAD = whole(1, LARGEST_HEAD)
 _PART = whole(0, LARGEST_HEAD)
 _LENGTH = whole(1, LONGEST, rounded=True)
@@ -115,7 +26,7 @@ _BASE = number(1e-3, 1e30)
 _FACTOR = number(1e-6, 1e9)
 _SCALE = number(0.0, 1e6)
 _FRACTION = number(0.0, 1.0)
-_FACTORS = numbers(1e-6, 1e9, LARGEST_HEAD // 2)
+_FACTORS = listed(_FACTOR, least=1, most=LARGEST_HEAD // 2)
 
 FIELDS: dict[str, Check] = {
     # sizes
@@ -123,7 +34,7 @@ FIELDS: dict[str, Check] = {
     "rotary_dim": _PART, "hidden_size": whole(1, 2**32), "n_embd": whole(1, 2**32),
     "num_attention_heads": whole(1, 2**32), "n_head": whole(1, 2**32), "partial_rotary_factor": _FRACTION,
     "rotary_pct": _FRACTION,
-    "mrope_section": wholes(0, LARGEST_HEAD, 8),
+    "mrope_section": lambda name, value: tuple(listed(_PART, least=1, most=8)(name, value)),
     # bases and lengths
     "rope_theta": _BASE, "rotary_emb_base": _BASE, "rope_local_base_freq": _BASE, "local_rope_theta": _BASE,
     "global_rope_theta": _BASE, "max_position_embeddings": _LENGTH, "original_max_position_embeddings": _LENGTH,
@@ -133,20 +44,20 @@ FIELDS: dict[str, Check] = {
     "attn_factor": number(1e-6, 1e6), "mscale": _SCALE, "mscale_all_dim": _SCALE, "short_mscale": number(1e-6, 1e6),
     "long_mscale": number(1e-6, 1e6), "short_factor": _FACTORS, "long_factor": _FACTORS,
     # names, switches, parts
-    "model_type": text, "rope_type": text, "type": text, "position_embedding_type": text, "truncate": flag,
+    "model_type": _NAME, "rope_type": _NAME, "type": _NAME, "position_embedding_type": _NAME, "truncate": flag,
     "apply_yarn_scaling": flag, "rope_interleave": flag, "rotary_value": flag, "mrope_interleaved": flag,
     "rope_parameters": keys, "rope_scaling": keys, "text_config": keys,
     # llama.cpp's metadata, without the architecture's prefix
-    "rope.freq_base": _BASE, "rope.dimension_count": _PART, "rope.scaling.type": text,
+    "rope.freq_base": _BASE, "rope.dimension_count": _PART, "rope.scaling.type": _NAME,
     "rope.scaling.factor": _FACTOR, "rope.scaling.original_context_length": _LENGTH,
     "rope.scaling.attn_factor": number(1e-6, 1e6), "rope.scaling.yarn_attn_factor": number(1e-6, 1e6),
     "rope.scaling.yarn_ext_factor": number(-1e6, 1e6), "rope.scaling.yarn_beta_fast": _FACTOR,
     "rope.scaling.yarn_beta_slow": _FACTOR, "rope.scaling.yarn_log_multiplier": _SCALE, "context_length": _LENGTH,
     "attention.head_count": whole(1, 2**32), "attention.key_length": _HEAD, "embedding_length": whole(1, 2**32),
-    "general.architecture": text, "rope_freqs.weight": _FACTORS, "rope_factors_long.weight": _FACTORS,
+    "general.architecture": _NAME, "rope_freqs.weight": _FACTORS, "rope_factors_long.weight": _FACTORS,
     "rope_factors_short.weight": _FACTORS,
     # arguments of the readers
-    "layer_type": text, "length": _LENGTH,
+    "layer_type": _NAME, "length": _LENGTH,
 }  # fmt: skip
 
 
@@ -222,8 +133,8 @@ def no_rotation(config: dict[str, Any]) -> str:
     """The error message for a configuration without a rotation."""
     kind, other = field(config, "model_type"), _instead(text_part(config))
     if other is not None:
-        return f"this configuration{'' if kind is None else f' ({short_repr(kind)})'} has no rotation: its model uses {other}"
+        return f"this configuration{'' if kind is None else f' ({show_value(kind)})'} has no rotation: its model uses {other}"
     return (
-        f"this configuration{'' if kind is None else f' ({short_repr(kind)})'} has no rotation: none of rope_parameters, "
+        f"this configuration{'' if kind is None else f' ({show_value(kind)})'} has no rotation: none of rope_parameters, "
         "rope_scaling, rope_theta and rotary_dim is in it; if its model rotates queries and keys, add rope_theta"
     )

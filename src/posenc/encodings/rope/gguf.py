@@ -15,9 +15,10 @@ import difflib
 from dataclasses import replace
 from typing import Any
 
+from ...core.checks import show_value
 from ...core.errors import OptionError
 from .configs import Setup, _cannot
-from .fields import field, head_of, short_repr
+from .fields import field, head_of
 from .scaling import Linear, LongRoPE, Proportional, Scaling, YaRN, frequencies, yarn_factor
 
 SCALING = {
@@ -44,14 +45,14 @@ def read_gguf(metadata: dict[str, Any], length: int | None) -> Setup:
     older = "longrope" if "rope_factors_long.weight" in keys else "none"  # older files of Phi-3
     kind = field(keys, "rope.scaling.type", older)
     if kind not in SCALING:
-        raise OptionError(f"llama.cpp has no rope.scaling.type {short_repr(kind)}; its types are {', '.join(SCALING)}")
+        raise OptionError(f"llama.cpp has no rope.scaling.type {show_value(kind)}; its types are {', '.join(SCALING)}")
     unknown += [f"scaling.{key}" for key in sorted(set(scaling) - SCALING[kind] - INFORMATION)]
     if unknown:
         allowed = ["freq_base", "dimension_count", *(f"scaling.{key}" for key in sorted(SCALING[kind]))]
         near = difflib.get_close_matches(unknown[0][:60], allowed, n=1)
         hint = f" (did you mean 'rope.{near[0]}'?)" if near else ""
         raise OptionError(
-            f"llama.cpp reads no {short_repr('rope.' + unknown[0])} for {kind!r}{hint}; it reads {', '.join(allowed)}"
+            f"llama.cpp reads no {show_value('rope.' + unknown[0])} for {kind!r}{hint}; it reads {', '.join(allowed)}"
         )
     head_dim = field(keys, "attention.key_length")
     if head_dim is None and (width := field(keys, "embedding_length")) is not None:

@@ -14,8 +14,8 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Literal
 
 from ...core import formulas
+from ...core.checks import show_value
 from ...core.errors import OptionError
-from .fields import short_repr
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -200,9 +200,9 @@ class YaRN(Scaling):
         for name in ("mscale", "mscale_all_dim"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, (int, float)) or not 0 <= value < MOST):
-                raise OptionError(f"YaRN: {name}={short_repr(value)} must be a number of at least 0, or None")
+                raise OptionError(f"YaRN: {name}={show_value(value)} must be a number of at least 0, or None")
         if not isinstance(self.truncate, bool):
-            raise OptionError(f"YaRN: truncate={short_repr(self.truncate)} must be True or False")
+            raise OptionError(f"YaRN: truncate={show_value(self.truncate)} must be True or False")
         if self.beta_fast < self.beta_slow:
             raise OptionError(f"beta_fast={self.beta_fast} must be at least beta_slow={self.beta_slow}; swap them")
         if self.ramp not in ("code", "paper"):
@@ -414,7 +414,7 @@ class Proportional(Scaling):
     def __post_init__(self):
         _positive(self, "factor")
         if not isinstance(self.fraction, (int, float)) or not 0.0 <= self.fraction <= 1.0:
-            raise OptionError(f"fraction={short_repr(self.fraction)} must lie between 0 (no position) and 1 (RoPE)")
+            raise OptionError(f"fraction={show_value(self.fraction)} must lie between 0 (no position) and 1 (RoPE)")
 
     def frequencies(self, w, size, base, total=None):
         rotating = int(self.fraction * size // 2)
@@ -531,4 +531,4 @@ def _positive(scaling: Scaling, *names: str) -> None:
         if value is None and name in optional:
             continue
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < MOST:
-            raise OptionError(f"{type(scaling).__name__}: {name}={short_repr(value)} must be a positive number")
+            raise OptionError(f"{type(scaling).__name__}: {name}={show_value(value)} must be a positive number")

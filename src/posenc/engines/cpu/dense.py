@@ -59,13 +59,13 @@ def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan, scale: float) -> 
 def _hides_all_keys(key_mask: Tensor, facts: Facts) -> bool:
     """Whether padding, causality and window leave a query no key."""
     if facts.left is None and facts.right is None:
-        seen = key_mask
+        visible = key_mask
     elif facts.left is None and facts.right == 0 and facts.q_length <= facts.k_length:
-        seen = key_mask[:, : facts.k_length - facts.q_length + 1]  # by the first query, and by every other
+        visible = key_mask[:, : facts.k_length - facts.q_length + 1]  # by the first query, and by every other
     else:
         limits = limits_of(facts.left, facts.right, facts.q_length, facts.k_length, torch.float32)[0, 0] == 0.0
-        seen = key_mask[:, None] & limits
-    return not bool(seen.any(-1).all())
+        visible = key_mask[:, None] & limits
+    return not bool(visible.any(-1).all())
 
 
 def attend_with_mask(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, gradient: bool) -> Tensor:

@@ -22,7 +22,7 @@ through a ring of STAGES slots in shared memory. Slot t of a block holds keys t 
 
 A consumer skips the last tiles where only later queries of the block see them.
 
-Programs stay on their multiprocessor and take several blocks (`find_block`). log-sum-exps are in base 2, +inf where fully masked.
+Programs stay on their multiprocessor and take several blocks (`take_turn`). log-sum-exps are in base 2, +inf where fully masked.
 """
 
 from __future__ import annotations
@@ -42,6 +42,13 @@ ROWS = gl.constexpr(64)  # queries of a consumer
 NUMBERS = gl.constexpr(9)  # of a block, see load_tiles
 PAD = gl.constexpr(192)  # entries before and after a head's bias in the padded table: queries and keys of a tile
 TURN = gl.constexpr(8)  # the first named barrier by which consumers take turns
+
+
+UNSPECIALISED = [
+    "q_length", "k_length", "heads", "group", "batch_heads", "section", "left", "right", "tiles_row", "table_heads", "bias_row", "bits_row",
+    "doc_q_row", "doc_k_row", "doc_keys_row", "lo", "hi", "scale",
+]  # fmt: skip
+"""Arguments that change from call to call: the compiler gains nothing from knowing that one is divisible by 16."""
 
 
 # ---- which blocks and tiles -------------------------------------------------------------------------------------------
@@ -68,6 +75,22 @@ def find_block(turn, program, programs, count, batch_heads, section):
 
 
 @gluon.jit
+def count_turns(sizes, BM: gl.constexpr):
+    """How many blocks of BM queries this program takes."""
+    q_length, k_length, heads, group, batch_heads, section, left, right, tiles_row = sizes
+    return count_blocks(batch_heads * ((q_length + BM - 1) // BM), gl.program_id(0), gl.num_programs(0))
+
+
+@gluon.jit
+def take_turn(turn, sizes, BM: gl.constexpr):
+    """The batch row, the head, the head of all batch rows and the block of queries that this program takes in its turn."""
+    q_length, k_length, heads, group, batch_heads, section, left, right, tiles_row = sizes
+    count = (q_length + BM - 1) // BM
+    bh, block = find_block(turn, gl.program_id(0), gl.num_programs(0), count, batch_heads, section)
+    return bh // heads, bh % heads, bh, block
+
+
+@gluon.jit
 def load_tiles(tiles_ptr, tiles_row, b, block):
     """first, left0, left1, right0, right1, last, clear0, clear1, and the offset of the batch row."""
     at = tiles_ptr + b * tiles_row + block * NUMBERS
@@ -87,6 +110,70 @@ def near_tile(t, first, left0, left1, right0, right1):
     tile = first + t
     tile += gl.where(tile >= left0, left1 - left0, 0)
     return tile + gl.where(tile >= right0, right1 - right0, 0)
+
+
+# ---- shared memory and barriers ---------------------------------------------------------------------------------------
+@gluon.constexpr_function
+def accumulator(columns):
+    """The layout of a product with 64 rows."""
+    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, columns, 16])
+
+
+@gluon.jit
+def make_buffers(q_desc, k_desc, v_desc, o_desc, NC: gl.constexpr, STAGES: gl.constexpr):
+    """Queries and outputs of each consumer, and the slots of keys and values."""
+    q_smem = gl.allocate_shared_memory(q_desc.dtype, [NC] + q_desc.block_shape, q_desc.layout)
+    o_smem = gl.allocate_shared_memory(q_desc.dtype, [NC] + o_desc.block_shape, o_desc.layout)
+    k_smem = gl.allocate_shared_memory(q_desc.dtype, [STAGES] + k_desc.block_shape, k_desc.layout)
+    v_smem = gl.allocate_shared_memory(q_desc.dtype, [STAGES] + v_desc.block_shape, v_desc.layout)
+    return q_smem, o_smem, k_smem, v_smem
+
+
+@gluon.jit
+def make_barriers(SLOTS: gl.constexpr, ARRIVALS: gl.constexpr):
+    """For each slot of a ring: it is full (of what the producer copies), and ARRIVALS consumers do not need it any more."""
+    full = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(SLOTS):
+        mbarrier.init(full.index(i), count=1)
+        mbarrier.init(empty.index(i), count=ARRIVALS)
+    return full, empty
+
+
+@gluon.jit
+def wait_full(full, step, SLOTS: gl.constexpr):
+    mbarrier.wait(full.index(step % SLOTS), (step // SLOTS) & 1)
+
+
+@gluon.jit
+def wait_empty(empty, step, SLOTS: gl.constexpr):
+    mbarrier.wait(empty.index(step % SLOTS), ((step // SLOTS) & 1) ^ 1)
+
+
+@gluon.jit
+def load_queries(turn, b, h, m0, q_desc, q_smem, x_desc, x_smem, bars, NC: gl.constexpr, STATES: gl.constexpr):
+    """Copies the block's queries from m0 on, and with STATES their x."""
+    q_full, q_empty, full, empty = bars
+    for c in gl.static_range(NC):
+        mbarrier.wait(q_empty.index(c), (turn & 1) ^ 1)
+        if STATES:
+            mbarrier.expect(q_full.index(c), q_desc.block_type.nbytes + x_desc.block_type.nbytes)
+            tma.async_copy_global_to_shared(x_desc, [b, h, m0 + c * ROWS, 0], q_full.index(c), x_smem.index(c))
+        else:
+            mbarrier.expect(q_full.index(c), q_desc.block_type.nbytes)
+        tma.async_copy_global_to_shared(q_desc, [b, h, m0 + c * ROWS, 0], q_full.index(c), q_smem.index(c))
+
+
+@gluon.jit
+def load_slot(step, b, h, n0, before, has_keys, k_desc, v_desc, k_smem, v_smem, bars, STAGES: gl.constexpr):
+    """Copies keys from n0 on and values from `before` on; outside their tensor both are zeros."""
+    q_full, q_empty, full, empty = bars
+    at = step % STAGES
+    wait_empty(empty, step, STAGES)
+    mbarrier.expect(full.index(at), k_desc.block_type.nbytes + v_desc.block_type.nbytes, pred=has_keys)
+    mbarrier.expect(full.index(at), v_desc.block_type.nbytes, pred=has_keys == 0)
+    tma.async_copy_global_to_shared(k_desc, [b, h, n0, 0], full.index(at), k_smem.index(at), pred=has_keys)
+    tma.async_copy_global_to_shared(v_desc, [b, h, before, 0], full.index(at), v_smem.index(at))
 
 
 # ---- pieces of a step -------------------------------------------------------------------------------------------------
@@ -252,10 +339,11 @@ def begin_sums(
 
 @gluon.jit
 def finish_block(
-    p, m, l, acc, step, place, q_length, o_desc, lse_ptr, o_smem, v_smem, q_empty, empty, S_L: gl.constexpr, CID: gl.constexpr, STAGES: gl.constexpr
+    p, m, l, acc, step, block, q_length, o_desc, lse_ptr, o_smem, v_smem, bars, S_L: gl.constexpr, CID: gl.constexpr, STAGES: gl.constexpr
 ):  # fmt: skip
-    """Multiplies the values of the last tile, and stores the output and the log-sum-exp. place: batch row, head, head of all rows, query."""
-    b, h, bh, m0 = place
+    """Multiplies the values of the last tile, and stores the output and the log-sum-exp. block: batch row, head, head of all rows, first query."""
+    b, h, bh, m0 = block
+    q_full, q_empty, full, empty = bars
     BN: gl.constexpr = v_smem.shape[3]
     D: gl.constexpr = v_smem.shape[4]
     at = step % STAGES
@@ -284,7 +372,7 @@ def skip_slot(step, full, empty, CID: gl.constexpr, NC: gl.constexpr, STAGES: gl
     if TURNS:
         wait_turn(CID)
         pass_turn((CID + 1) % NC)
-    mbarrier.wait(full.index(step % STAGES), (step // STAGES) & 1)
+    wait_full(full, step, STAGES)
     mbarrier.arrive(empty.index(step % STAGES))
 
 
@@ -292,85 +380,55 @@ def skip_slot(step, full, empty, CID: gl.constexpr, NC: gl.constexpr, STAGES: gl
 @gluon.jit
 def produce(load, bars, sizes, NC: gl.constexpr, STAGES: gl.constexpr):
     q_desc, k_desc, v_desc, tiles_ptr, q_smem, k_smem, v_smem = load
-    q_full, q_empty, full, empty = bars
-    q_length, k_length, heads, group, batch_heads, section, left, right, tiles_row, row, lo, hi = sizes
+    q_length, k_length, heads, group, batch_heads, section, left, right, tiles_row = sizes
     BN: gl.constexpr = k_smem.shape[3]
     BM: gl.constexpr = NC * ROWS
-    count = (q_length + BM - 1) // BM
-    program, programs = gl.program_id(0), gl.num_programs(0)
     step = 0
-    for turn in range(count_blocks(batch_heads * count, program, programs)):
-        bh, block = find_block(turn, program, programs, count, batch_heads, section)
-        b = bh // heads
-        h = bh % heads
-        m0 = block * BM
+    for turn in range(count_turns(sizes, BM)):
+        b, h, bh, block = take_turn(turn, sizes, BM)
         first, left0, left1, right0, right1, last, clear0, clear1, offset = load_tiles(tiles_ptr, tiles_row, b, block)
         n = last - first
         far = (left1 - left0) + (right1 - right0)
-        before = -BN  # outside the tensor: zeros
+        before = -BN  # outside the tensor
         for t in range(n + 1):
             near = near_tile(t - far, first, left0, left1, right0, right1)
             n0 = gl.where(t < far, far_tile(t, left0, left1, right0), near) * BN
-            at = step % STAGES
-            mbarrier.wait(empty.index(at), ((step // STAGES) & 1) ^ 1)
-            has_keys = t < n
-            mbarrier.expect(full.index(at), k_desc.block_type.nbytes + v_desc.block_type.nbytes, pred=has_keys)
-            mbarrier.expect(full.index(at), v_desc.block_type.nbytes, pred=has_keys == 0)
-            tma.async_copy_global_to_shared(
-                k_desc, [b, h // group, n0, 0], full.index(at), k_smem.index(at), pred=has_keys
-            )
-            tma.async_copy_global_to_shared(v_desc, [b, h // group, before, 0], full.index(at), v_smem.index(at))
+            load_slot(step, b, h // group, n0, before, t < n, k_desc, v_desc, k_smem, v_smem, bars, STAGES)
             before = n0
             step += 1
             if t == 0:
-                for c in gl.static_range(NC):
-                    mbarrier.wait(q_empty.index(c), (turn & 1) ^ 1)
-                    mbarrier.expect(q_full.index(c), q_desc.block_type.nbytes)
-                    tma.async_copy_global_to_shared(q_desc, [b, h, m0 + c * ROWS, 0], q_full.index(c), q_smem.index(c))
+                load_queries(turn, b, h, block * BM, q_desc, q_smem, q_desc, q_smem, bars, NC, False)
 
 
 @gluon.jit
 def take_step(
-    q, p, m, l, acc, step, scale, shift, slope, offset, m0, n0, is_masked, masks, limits, table, lo, hi, k_smem, v_smem, full, empty,
+    q, p, m, l, acc, begin, step, scale, shift, slope, dist, m0, n0, is_masked, masks, limits, k_smem, v_smem, bars,
     S_L: gl.constexpr, P_L: gl.constexpr, CID: gl.constexpr, NC: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr,
-    NEAR: gl.constexpr, TABLE: gl.constexpr, SLOPES: gl.constexpr, WINDOW: gl.constexpr, PADDED: gl.constexpr, DOCS: gl.constexpr,
+    NEAR: gl.constexpr, BEGIN: gl.constexpr, SLOPES: gl.constexpr, WINDOW: gl.constexpr, PADDED: gl.constexpr, DOCS: gl.constexpr,
 ):  # fmt: skip
-    """Scores of tile t, and their softmax while the products of tile t - 1 with the values run."""
+    """Scores of tile t, and their softmax while the products of tile t - 1 with the values run. BEGIN: the scores begin with `begin`,
+    instead of zero."""
+    q_full, q_empty, full, empty = bars
     BN: gl.constexpr = k_smem.shape[3]
     D: gl.constexpr = k_smem.shape[4]
-    dist = n0 - m0 + offset
     at = step % STAGES
     k_tile = k_smem.index(at).reshape([BN, D]).permute((1, 0))
     v_tile = v_smem.index(at).reshape([BN, D])
-    if NEAR and TABLE:
-        begin = begin_near(table, dist, lo, hi, BN, S_L)
-        if TURNS:
-            wait_turn(CID)
-        s_new = warpgroup_mma(q, k_tile, begin, is_async=True)
-    elif SLOPES and not NEAR:
-        begin = slope_of_pairs(slope / scale, BN, S_L)
-        if TURNS:
-            wait_turn(CID)
-        s_new = warpgroup_mma(q, k_tile, begin, is_async=True)
-    else:
-        if TURNS:
-            wait_turn(CID)
-        zero = gl.zeros([ROWS, BN], gl.float32, S_L)
-        s_new = warpgroup_mma(q, k_tile, zero, use_acc=False, is_async=True)
+    if TURNS:
+        wait_turn(CID)
+    s_new = warpgroup_mma(q, k_tile, begin, use_acc=BEGIN, is_async=True)
     acc_new = warpgroup_mma(p, v_tile, acc, is_async=True)
     if TURNS:
         pass_turn((CID + 1) % NC)
     s = warpgroup_mma_wait(1, deps=(s_new,))
-    if NEAR and (TABLE or SLOPES):
+    if NEAR:
         if is_masked:
             s = hide(s, m0, n0, masks, limits, S_L, WINDOW, PADDED, DOCS)
-    elif NEAR:  # such tiles are near because a mask touches them
-        s = hide(s, m0, n0, masks, limits, S_L, WINDOW, PADDED, DOCS)
     p_new, alpha, m = softmax(s, m, scale, shift, slope, dist, S_L, NEAR, SLOPES)
     l = l * along_rows(alpha, l) + gl.sum(p_new, 1)  # over each thread's own columns
     # The wait for the next slot is here because of ptxas: without a branch in between, ptxas moves the wait for the products
     # before the softmax, and nothing overlaps.
-    mbarrier.wait(full.index((step + 1) % STAGES), ((step + 1) // STAGES) & 1)
+    wait_full(full, step + 1, STAGES)
     acc = warpgroup_mma_wait(0, deps=(acc_new,))
     mbarrier.arrive(empty.index(at))
     p = gl.convert_layout(gl.reshape(p_new.to(v_smem.dtype), [ROWS, BN]), P_L)
@@ -382,67 +440,70 @@ def consume(
     use, masks, bars, sizes, scale, CID: gl.constexpr, NC: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr,
     TABLE: gl.constexpr, SLOPES: gl.constexpr, WINDOW: gl.constexpr, PADDED: gl.constexpr, DOCS: gl.constexpr,
 ):  # fmt: skip
-    o_desc, lse_ptr, tiles_ptr, table_ptr, slopes_ptr, q_smem, o_smem, k_smem, v_smem = use
+    o_desc, lse_ptr, tiles_ptr, table_ptr, slopes_ptr, bias_row, lo, hi, q_smem, o_smem, k_smem, v_smem = use
     q_full, q_empty, full, empty = bars
-    q_length, k_length, heads, group, batch_heads, section, left, right, tiles_row, row, lo, hi = sizes
+    q_length, k_length, heads, group, batch_heads, section, left, right, tiles_row = sizes
     BN: gl.constexpr = k_smem.shape[3]
     D: gl.constexpr = k_smem.shape[4]
     BM: gl.constexpr = NC * ROWS
-    S_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
-    O_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
+    S_L: gl.constexpr = accumulator(BN)
+    O_L: gl.constexpr = accumulator(D)
     P_L: gl.constexpr = gl.DotOperandLayout(0, O_L, 2)
-    count = (q_length + BM - 1) // BM
-    program, programs = gl.program_id(0), gl.num_programs(0)
+    limits = (q_length, k_length, left, right)
     if TURNS and CID == 0:
         pass_turn(0)
     step = 0
-    for turn in range(count_blocks(batch_heads * count, program, programs)):
-        bh, block = find_block(turn, program, programs, count, batch_heads, section)
+    for turn in range(count_turns(sizes, BM)):
+        b, h, bh, block = take_turn(turn, sizes, BM)
         m0 = block * BM + CID * ROWS
-        b = bh // heads
         first, left0, left1, right0, right1, last, clear0, clear1, offset = load_tiles(tiles_ptr, tiles_row, b, block)
-        limits = (q_length, k_length, left, right)
         own, inner0, inner1 = find_own_tiles(m0, first, last, limits, BN)
         far = gl.minimum((left1 - left0) + (right1 - right0), own)
         table = table_ptr
         shift = 0.0
         shift_right = 0.0
         if TABLE:
-            table = table_ptr + (bh % heads) * row
+            table = table_ptr + h * bias_row
             shift = gl.load(table) * scale
             shift_right = gl.load(table + (hi - lo + 2 * PAD)) * scale
         slope = 0.0
         if SLOPES:
-            slope = gl.load(slopes_ptr + bh % heads) * 1.4426950408889634
+            slope = gl.load(slopes_ptr + h) * 1.4426950408889634
         of_row = masks_of_row(masks, b)
         q = q_smem.index(CID).reshape([ROWS, D])
         mbarrier.wait(q_full.index(CID), turn & 1)
-        mbarrier.wait(full.index(step % STAGES), (step // STAGES) & 1)
+        wait_full(full, step, STAGES)
 
         p, m, l, acc = begin_sums(v_smem.dtype, BN, D, S_L, O_L, P_L)
         for t in range(far):
             n0 = far_tile(t, left0, left1, right0) * BN
             is_left = t < left1 - left0
+            own_slope = gl.where(is_left, slope, -slope)
+            begin = gl.zeros([ROWS, BN], gl.float32, S_L)
+            if SLOPES:
+                begin = slope_of_pairs(own_slope / scale, BN, S_L)
             p, m, l, acc = take_step(
-                q, p, m, l, acc, step, scale, gl.where(is_left, shift, shift_right), gl.where(is_left, slope, -slope), offset, m0, n0,
-                False, of_row, limits, table, lo, hi, k_smem, v_smem, full, empty, S_L, P_L, CID, NC, STAGES, TURNS, False, TABLE,
-                SLOPES, WINDOW, PADDED, DOCS,
+                q, p, m, l, acc, begin, step, scale, gl.where(is_left, shift, shift_right), own_slope, n0 - m0 + offset, m0, n0, False,
+                of_row, limits, k_smem, v_smem, bars, S_L, P_L, CID, NC, STAGES, TURNS, False, SLOPES, SLOPES, WINDOW, PADDED, DOCS,
             )  # fmt: skip
             step += 1
         for t in range(own - far):
             tile = near_tile(t, first, left0, left1, right0, right1)
             n0 = tile * BN
-            is_masked = is_touched(tile, n0, inner0, inner1, clear0, clear1, BN, PADDED, DOCS)
+            dist = n0 - m0 + offset
+            begin = gl.zeros([ROWS, BN], gl.float32, S_L)
+            if TABLE:
+                begin = begin_near(table, dist, lo, hi, BN, S_L)
+            is_masked = True  # without terms, tiles are near because a mask touches them
+            if TABLE or SLOPES:
+                is_masked = is_touched(tile, n0, inner0, inner1, clear0, clear1, BN, PADDED, DOCS)
             p, m, l, acc = take_step(
-                q, p, m, l, acc, step, scale, 0.0, slope, offset, m0, n0, is_masked, of_row, limits, table, lo, hi, k_smem, v_smem,
-                full, empty, S_L, P_L, CID, NC, STAGES, TURNS, True, TABLE, SLOPES, WINDOW, PADDED, DOCS,
+                q, p, m, l, acc, begin, step, scale, 0.0, slope, dist, m0, n0, is_masked, of_row, limits, k_smem, v_smem, bars,
+                S_L, P_L, CID, NC, STAGES, TURNS, True, TABLE, SLOPES, WINDOW, PADDED, DOCS,
             )  # fmt: skip
             step += 1
 
-        place = (b, bh % heads, bh, m0)
-        finish_block(
-            p, m, l, acc, step, place, q_length, o_desc, lse_ptr, o_smem, v_smem, q_empty, empty, S_L, CID, STAGES
-        )
+        finish_block(p, m, l, acc, step, (b, h, bh, m0), q_length, o_desc, lse_ptr, o_smem, v_smem, bars, S_L, CID, STAGES)  # fmt: skip
         step += 1
         for _ in range(own, last - first):
             skip_slot(step, full, empty, CID, NC, STAGES, TURNS)
@@ -452,12 +513,7 @@ def consume(
     tma.store_wait(0)
 
 
-@gluon.jit(
-    do_not_specialize=[
-        "q_length", "k_length", "heads", "group", "batch_heads", "section", "left", "right", "tiles_row", "row", "bits_row", "doc_q_row",
-        "doc_k_row", "doc_keys_row", "lo", "hi", "scale",
-    ]
-)  # fmt: skip
+@gluon.jit(do_not_specialize=UNSPECIALISED)
 def forward(
     q_desc, k_desc, v_desc, o_desc,  # [B, heads, L, D]
     lse_ptr,  # float32 [B, H, Lq rounded up to 64], base 2
@@ -467,39 +523,22 @@ def forward(
     bits_ptr,  # int32 [B or 1, tiles of keys, 8] (prepare.pack_padding), or unused
     doc_q_ptr, doc_k_ptr, doc_keys_ptr,  # as in triton/structs.py, or unused
     scale,  # base 2
-    q_length, k_length, heads, group, batch_heads, section, left, right, tiles_row, row, bits_row, doc_q_row, doc_k_row,
+    q_length, k_length, heads, group, batch_heads, section, left, right, tiles_row, bias_row, bits_row, doc_q_row, doc_k_row,
     doc_keys_row, lo, hi,
     STAGES: gl.constexpr, TURNS: gl.constexpr, TABLE: gl.constexpr, SLOPES: gl.constexpr, WINDOW: gl.constexpr,
     PADDED: gl.constexpr, DOCS: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """out and lse. Limits: -left <= j - i - (k_length - q_length) <= right, left only if WINDOW; lo, hi: the span of the table, or
     beyond every distance without one; *row: strides over heads or batch rows, 0 for one that all share."""
-    DTYPE: gl.constexpr = q_desc.dtype
-    D: gl.constexpr = q_desc.block_shape[3]
-    BN: gl.constexpr = k_desc.block_shape[2]
     NC: gl.constexpr = CONSUMERS
-    q_smem = gl.allocate_shared_memory(DTYPE, [NC, 1, 1, ROWS, D], q_desc.layout)
-    o_smem = gl.allocate_shared_memory(DTYPE, [NC, 1, 1, ROWS, D], o_desc.layout)
-    k_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, BN, D], k_desc.layout)
-    v_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, BN, D], v_desc.layout)
-    BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
-    q_full = gl.allocate_shared_memory(gl.int64, [NC, 1], BARRIER)
-    q_empty = gl.allocate_shared_memory(gl.int64, [NC, 1], BARRIER)
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
-    for i in gl.static_range(NC):
-        mbarrier.init(q_full.index(i), count=1)
-        mbarrier.init(q_empty.index(i), count=1)
-    for i in gl.static_range(STAGES):
-        mbarrier.init(full.index(i), count=1)
-        mbarrier.init(empty.index(i), count=NC)
+    q_smem, o_smem, k_smem, v_smem = make_buffers(q_desc, k_desc, v_desc, o_desc, NC, STAGES)
+    bars = make_barriers(NC, 1) + make_barriers(STAGES, NC)
     fence_async_shared()
 
     load = (q_desc, k_desc, v_desc, tiles_ptr, q_smem, k_smem, v_smem)
-    bars = (q_full, q_empty, full, empty)
-    use = (o_desc, lse_ptr, tiles_ptr, table_ptr, slopes_ptr, q_smem, o_smem, k_smem, v_smem)
+    use = (o_desc, lse_ptr, tiles_ptr, table_ptr, slopes_ptr, bias_row, lo, hi, q_smem, o_smem, k_smem, v_smem)
     masks = (bits_ptr, doc_q_ptr, doc_k_ptr, doc_keys_ptr, bits_row, doc_q_row, doc_k_row, doc_keys_row)
-    sizes = (q_length, k_length, heads, group, batch_heads, section, left, right, tiles_row, row, lo, hi)
+    sizes = (q_length, k_length, heads, group, batch_heads, section, left, right, tiles_row)
     # Constants are repeated in each call: in a tuple that has a name they would become tensors.
     gl.warp_specialize([
         (consume, (use, masks, bars, sizes, scale, 0, NC, STAGES, TURNS, TABLE, SLOPES, WINDOW, PADDED, DOCS)),

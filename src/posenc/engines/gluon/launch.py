@@ -10,6 +10,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from ..triton.arguments import Inputs, Numbers
+from ..triton.band_layout import round_up
 from ..triton.launch import make_masks, position_args
 from ..triton.launcher import Launch
 from .kernel import CONSUMERS, NUMBERS, PAD, ROWS, forward
@@ -35,44 +36,65 @@ def run_forward(
     launch: Launch, x: Inputs, num: Numbers, scale: float, out: Tensor, lse: Tensor, tile: PlainTile | None = None
 ) -> tuple[Tensor, Tensor, None]:
     """Fills out [B, H, Lq, D] and lse [B, H, Lq rounded up to 64] (base 2), and returns what triton.launch.run_forward does."""
-    q, k, v = x.q, x.k, x.v
-    batch, heads, q_length, size = q.shape
-    k_length, group = k.shape[2], heads // k.shape[1]
-    tile = tile or TILES[size]
-    queries = ROWS.value * CONSUMERS.value
-    count = -(-q_length // queries)
-
-    batch_rows = 1 if x.key_mask is None and x.doc_q is None and x.starts is None else batch
-    tiles = lse.new_empty(batch_rows, count, NUMBERS.value, dtype=torch.int32)
-    bias_row, width, table = 0, 0, None
-    if x.bias is not None:
-        bias_row, width = x.bias.stride(0), num.hi - num.lo + 1 + 2 * PAD.value
-        table = lse.new_empty(heads, width)
-    bits = None
-    if x.key_mask is not None:
-        bits = lse.new_empty(x.key_mask.shape[0], -(-k_length // tile.keys), 8, dtype=torch.int32)
-    left, right = (None if limit < 0 else limit for limit in (num.left, num.right))
-    programs = batch_rows * count, 0 if table is None else heads, 0 if bits is None else bits.shape[0] * bits.shape[1]
-    launch(
-        prepare, sum(programs), tiles, programs[0], count, position_args(x), make_masks(x), q_length, k_length, num.offset, left, right,
-        num.lo, num.hi, x.bias, bias_row, num.bias_lo, num.bias_hi, table, programs[1], num.lo - PAD.value, width, scale, bits,
-        queries, tile.keys, 512,
+    tile = tile or TILES[x.q.shape[3]]
+    return launch_forward(
+        launch, forward, x, num, scale, out, lse, tile.keys, (num.lo, num.hi), (num.lo, num.hi), PAD.value, section=tile.heads,
+        tables=(lse if x.slopes is None else x.slopes,), STAGES=tile.stages, TURNS=tile.turns, TABLE=x.bias is not None, SLOPES=x.slopes is not None,
     )  # fmt: skip
 
+
+def launch_forward(
+    launch: Launch, kernel, x: Inputs, num: Numbers, scale: float, out: Tensor, lse: Tensor, keys: int, near: tuple[int, int],
+    span: tuple[int, int], side: int, descriptors=(), tables=(), table_heads=(), section: int = 0, copies_bias: bool = False, **constants
+) -> tuple[Tensor, Tensor, None]:  # fmt: skip
+    """prepare_blocks, then a forward kernel. section: heads whose blocks are scheduled together, if causal; descriptors, tables,
+    table_heads, constants: what only this kernel takes. copies_bias: it takes a descriptor of the bias, in blocks of so many keys."""
+    q, k, v = x.q, x.k, x.v
+    batch, heads, q_length, _ = q.shape
+    k_length, queries = k.shape[2], ROWS.value * CONSUMERS.value
+    tiles, bias, width, bits = prepare_blocks(launch, x, num, scale, lse, queries, keys, near, span, side)
+    count = tiles.shape[1]
+    bias = describe_bias(bias, keys) if copies_bias and bias is not None else bias
     masks, mask_rows = zip(*(_rows(y, lse) for y in (bits, x.doc_q, x.doc_k, x.doc_q_keys)), strict=True)
     processors = torch.cuda.get_device_properties(q.device).multi_processor_count
-    section = min(tile.heads or batch * heads, batch * heads) if num.right == 0 else 1
+    section = min(section or batch * heads, batch * heads) if num.right == 0 else 1
     launch(
-        forward, min(batch * heads * count, processors), _describe(q, ROWS.value), _describe(k, tile.keys), _describe(v, tile.keys),
-        _describe(out, ROWS.value), lse, tiles, lse if table is None else table, lse if x.slopes is None else x.slopes, *masks,
-        scale * LOG2E,
-        q_length, k_length, heads, group, batch * heads, section, NO_LIMIT if left is None else left,
-        NO_LIMIT if right is None else right, 0 if batch_rows == 1 else count * NUMBERS.value, width, *mask_rows,
-        num.lo, num.hi, STAGES=tile.stages, TURNS=tile.turns, TABLE=table is not None, SLOPES=x.slopes is not None, WINDOW=left is not None,
-        PADDED=bits is not None, DOCS=x.doc_q is not None, CONSUMER_REGISTERS=REGISTERS[0], PRODUCER_REGISTERS=REGISTERS[1],
-        num_warps=4,
+        kernel, min(batch * heads * count, processors), _describe(q, ROWS.value), _describe(k, keys), _describe(v, keys),
+        _describe(out, ROWS.value), *descriptors, lse, tiles, lse if bias is None else bias, *tables, *masks, scale * LOG2E,
+        q_length, k_length, heads, heads // k.shape[1], batch * heads, section, NO_LIMIT if num.left < 0 else num.left,
+        NO_LIMIT if num.right < 0 else num.right, 0 if tiles.shape[0] == 1 else count * NUMBERS.value, *table_heads, width, *mask_rows, *span,
+        **constants, WINDOW=num.left >= 0, PADDED=bits is not None, DOCS=x.doc_q is not None,
+        CONSUMER_REGISTERS=REGISTERS[0], PRODUCER_REGISTERS=REGISTERS[1], num_warps=4,
     )  # fmt: skip
     return out, lse, None
+
+
+def prepare_blocks(
+    launch: Launch, x: Inputs, num: Numbers, scale: float, lse: Tensor, queries: int, keys: int, near: tuple[int, int],
+    span: tuple[int, int], side: int,
+) -> tuple[Tensor, Tensor | None, int, Tensor | None]:  # fmt: skip
+    """What blocks of so many queries and tiles of so many keys read beside the tensors: tiles, the padded bias and the width of its
+    rows, padding as bits. near: beyond these distances tiles are far; span: the tables' distances, with `side` more before and after."""
+    batch, heads, q_length, _ = x.q.shape
+    k_length, count = x.k.shape[2], -(-q_length // queries)
+    batch_rows = 1 if x.key_mask is None and x.doc_q is None and x.starts is None else batch
+    tiles = lse.new_empty(batch_rows, count, NUMBERS.value, dtype=torch.int32)
+    bias_row, width, bias, bits = 0, 0, None, None
+    if x.bias is not None:
+        bias_row, width = (
+            x.bias.stride(0),
+            round_up(span[1] - span[0] + 1 + 2 * side, 4),
+        )  # 16 bytes, for the copy engine
+        bias = lse.new_empty(heads, width)
+    if x.key_mask is not None:
+        bits = lse.new_empty(x.key_mask.shape[0], -(-k_length // keys), 8, dtype=torch.int32)
+    left, right = (None if limit < 0 else limit for limit in (num.left, num.right))
+    programs = batch_rows * count, 0 if bias is None else heads, 0 if bits is None else bits.shape[0] * bits.shape[1]
+    launch(
+        prepare, sum(programs), tiles, programs[0], count, position_args(x), make_masks(x), q_length, k_length, num.offset, left, right,
+        *near, x.bias, bias_row, num.bias_lo, num.bias_hi, bias, programs[1], span[0] - side, width, scale, bits, queries, keys, 512,
+    )  # fmt: skip
+    return tiles, bias, width, bits
 
 
 def _rows(x: Tensor | None, unused: Tensor) -> tuple[Tensor, int]:
@@ -87,3 +109,16 @@ def _describe(x: Tensor, rows: int) -> TensorDescriptor:
     # a stride over one element may be any number, but must be one that the copy engine takes
     strides = [step if size > 1 else x.shape[3] for step, size in zip(x.stride()[:3], x.shape[:3], strict=True)]
     return TensorDescriptor(x, list(x.shape), [*strides, 1], block, layout)
+
+
+def describe_bias(bias: Tensor, columns: int) -> TensorDescriptor:
+    """bias [H, width], float32, in blocks of columns."""
+    layout = gl.NVMMASharedLayout(0, 32, 2)
+    return TensorDescriptor(bias, list(bias.shape), list(bias.stride()), [1, columns], layout)
+
+
+def describe_table(table: Tensor, rows: int, channels: int) -> TensorDescriptor:
+    """table [H or 1, span, E] in blocks of rows; channels after the last are copied as zeros."""
+    block = [1, rows, channels]
+    layout = gl.NVMMASharedLayout.get_default_for(block, ELEMENTS[table.dtype])
+    return TensorDescriptor(table, list(table.shape), list(table.stride()), block, layout)

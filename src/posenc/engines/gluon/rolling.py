@@ -31,19 +31,27 @@ from .kernel import (
     CONSUMERS,
     PAD,
     ROWS,
+    UNSPECIALISED,
+    accumulator,
     along_rows,
     begin_sums,
-    count_blocks,
-    find_block,
+    count_turns,
     find_own_tiles,
     finish_block,
     hide,
     is_touched,
+    load_queries,
+    load_slot,
     load_tiles,
+    make_barriers,
+    make_buffers,
     masks_of_row,
     pass_turn,
     skip_slot,
     softmax,
+    take_turn,
+    wait_empty,
+    wait_full,
     wait_turn,
 )
 from .skew import skew
@@ -53,52 +61,57 @@ CHUNKS = gl.constexpr(4)  # that are loaded before the first step
 
 
 @gluon.jit
-def produce(load, bars, sizes, NC: gl.constexpr, STAGES: gl.constexpr, RING: gl.constexpr):
-    q_desc, k_desc, v_desc, t_desc, tiles_ptr, q_smem, k_smem, v_smem, t_smem = load
-    q_full, q_empty, full, empty, t_full, t_empty = bars
-    q_length, k_length, heads, group, batch_heads, section, left, right, tiles_row, table_heads, bias_row, lo, hi = (
-        sizes
+def make_ring(t_desc, bias_desc, RING: gl.constexpr, BIAS: gl.constexpr):
+    """Slots of the table's chunks and of their bias."""
+    t_smem = gl.allocate_shared_memory(t_desc.dtype, [RING] + t_desc.block_shape, t_desc.layout)
+    bias_smem = t_smem
+    if BIAS:
+        bias_smem = gl.allocate_shared_memory(gl.float32, [RING] + bias_desc.block_shape, bias_desc.layout)
+    return t_smem, bias_smem
+
+
+@gluon.jit
+def load_chunk(
+    chunk, h, table_head, row, t_desc, bias_desc, t_smem, bias_smem, ring, RING: gl.constexpr, BIAS: gl.constexpr
+):
+    """Copies 64 rows of the table from `row` on, and the bias of their distances; outside the table they are zeros."""
+    t_full, t_empty = ring
+    slot = chunk % RING
+    wait_empty(t_empty, chunk, RING)
+    if BIAS:
+        mbarrier.expect(t_full.index(slot), t_desc.block_type.nbytes + bias_desc.block_type.nbytes)
+        tma.async_copy_global_to_shared(bias_desc, [h, row + PAD], t_full.index(slot), bias_smem.index(slot))
+    else:
+        mbarrier.expect(t_full.index(slot), t_desc.block_type.nbytes)
+    tma.async_copy_global_to_shared(t_desc, [table_head, row, 0], t_full.index(slot), t_smem.index(slot))
+
+
+@gluon.jit
+def produce(load, bars, ring, sizes, NC: gl.constexpr, STAGES: gl.constexpr, RING: gl.constexpr, BIAS: gl.constexpr):
+    q_desc, k_desc, v_desc, t_desc, bias_desc, tiles_ptr, table_heads, lo, q_smem, k_smem, v_smem, t_smem, bias_smem = (
+        load
     )
+    q_length, k_length, heads, group, batch_heads, section, left, right, tiles_row = sizes
     BM: gl.constexpr = NC * ROWS
-    count = (q_length + BM - 1) // BM
-    program, programs = gl.program_id(0), gl.num_programs(0)
     step = 0
     chunk = 0
-    for turn in range(count_blocks(batch_heads * count, program, programs)):
-        bh, block = find_block(turn, program, programs, count, batch_heads, section)
-        b = bh // heads
-        h = bh % heads
+    for turn in range(count_turns(sizes, BM)):
+        b, h, bh, block = take_turn(turn, sizes, BM)
         m0 = block * BM
         first, left0, left1, right0, right1, last, clear0, clear1, offset = load_tiles(tiles_ptr, tiles_row, b, block)
         n = last - first
-        row = (
-            first * KEYS - m0 + offset - lo - (CHUNKS - 1) * KEYS
-        )  # of the table: where the block's first chunk begins
-        for c in gl.static_range(NC):
-            mbarrier.wait(q_empty.index(c), (turn & 1) ^ 1)
-            mbarrier.expect(q_full.index(c), q_desc.block_type.nbytes)
-            tma.async_copy_global_to_shared(q_desc, [b, h, m0 + c * ROWS, 0], q_full.index(c), q_smem.index(c))
+        # of the table: where the block's first chunk begins
+        row = first * KEYS - m0 + offset - lo - (CHUNKS - 1) * KEYS
+        load_queries(turn, b, h, m0, q_desc, q_smem, q_desc, q_smem, bars, NC, False)
         for t in range(1 - CHUNKS, n + 1):
-            slot = chunk % RING
-            mbarrier.wait(t_empty.index(slot), ((chunk // RING) & 1) ^ 1)
-            mbarrier.expect(t_full.index(slot), t_desc.block_type.nbytes)
-            tma.async_copy_global_to_shared(
-                t_desc, [gl.minimum(h, table_heads - 1), row, 0], t_full.index(slot), t_smem.index(slot)
-            )
+            table_head = gl.minimum(h, table_heads - 1)
+            load_chunk(chunk, h, table_head, row, t_desc, bias_desc, t_smem, bias_smem, ring, RING, BIAS)
             row += KEYS
             chunk += 1
             if t >= 0:
-                at = step % STAGES
-                mbarrier.wait(empty.index(at), ((step // STAGES) & 1) ^ 1)
-                has_keys = t < n
-                mbarrier.expect(full.index(at), k_desc.block_type.nbytes + v_desc.block_type.nbytes, pred=has_keys)
-                mbarrier.expect(full.index(at), v_desc.block_type.nbytes, pred=has_keys == 0)
                 n0 = (first + t) * KEYS
-                tma.async_copy_global_to_shared(
-                    k_desc, [b, h // group, n0, 0], full.index(at), k_smem.index(at), pred=has_keys
-                )
-                before = gl.where(t == 0, -KEYS, n0 - KEYS)  # outside the tensor: zeros
-                tma.async_copy_global_to_shared(v_desc, [b, h // group, before, 0], full.index(at), v_smem.index(at))
+                before = gl.where(t == 0, -KEYS, n0 - KEYS)  # outside the tensor at first
+                load_slot(step, b, h // group, n0, before, t < n, k_desc, v_desc, k_smem, v_smem, bars, STAGES)
                 step += 1
 
 
@@ -110,29 +123,28 @@ def multiply(q, t_smem, chunk, S_L: gl.constexpr, RING: gl.constexpr):
 
 
 @gluon.jit
-def add_bias(x, bias, dist, lo, hi, S_L: gl.constexpr, BIAS: gl.constexpr):
-    """The product with a chunk whose first distance is dist, and the bias. A product that begins with the bias instead makes ptxas
-    serialise all products (C7518)."""
+def add_bias(x, bias_smem, chunk, S_L: gl.constexpr, RING: gl.constexpr, BIAS: gl.constexpr):
+    """The product with a chunk, and the bias. A product that begins with the bias instead makes ptxas serialise all products (C7518)."""
     if BIAS:
-        # no key beyond the span is visible, so such chunks may read any entries
-        first = gl.minimum(gl.maximum(dist - lo + PAD, 0), hi - lo + 2 * PAD - KEYS)
-        x += gl.expand_dims(gl.load(bias + first + gl.arange(0, KEYS, gl.SliceLayout(0, S_L))), 0)
+        x += bias_smem.index(chunk % RING).load(S_L)
     return x
 
 
 @gluon.jit
 def take_step(
-    q, before, after, p, m, l, acc, step, chunk, scale, m0, n0, is_masked, masks, limits, bias, dist, lo, hi, k_smem, v_smem, t_smem,
-    full, empty, t_full, t_empty, S_L: gl.constexpr, P_L: gl.constexpr, CID: gl.constexpr, NC: gl.constexpr, STAGES: gl.constexpr,
+    q, before, after, p, m, l, acc, step, chunk, scale, m0, n0, is_masked, masks, limits, dist, k_smem, v_smem, t_smem, bias_smem,
+    bars, ring, S_L: gl.constexpr, P_L: gl.constexpr, CID: gl.constexpr, NC: gl.constexpr, STAGES: gl.constexpr,
     RING: gl.constexpr, TURNS: gl.constexpr, BIAS: gl.constexpr, WINDOW: gl.constexpr, PADDED: gl.constexpr, DOCS: gl.constexpr,
 ):  # fmt: skip
     """Scores of a tile and their softmax, while the values of the tile before it and the next distances are multiplied."""
+    q_full, q_empty, full, empty = bars
+    t_full, t_empty = ring
     D: gl.constexpr = k_smem.shape[4]
     at = step % STAGES
     k_tile = k_smem.index(at).reshape([KEYS, D]).permute((1, 0))
     v_tile = v_smem.index(at).reshape([KEYS, D])
     begin = skew(before, after).to(gl.float32)
-    mbarrier.wait(t_full.index(chunk % RING), (chunk // RING) & 1)
+    wait_full(t_full, chunk, RING)
     if TURNS:
         wait_turn(CID)
     s_new = warpgroup_mma(q, k_tile, begin, is_async=True)
@@ -145,43 +157,38 @@ def take_step(
         s = hide(s, m0, n0, masks, limits, S_L, WINDOW, PADDED, DOCS)
     p_new, alpha, m = softmax(s, m, scale, 0.0, 0.0, dist, S_L, True, False)
     l = l * along_rows(alpha, l) + gl.sum(p_new, 1)
-    mbarrier.wait(full.index((step + 1) % STAGES), ((step + 1) // STAGES) & 1)  # here for ptxas, see kernel.py
+    wait_full(full, step + 1, STAGES)  # here for ptxas, see kernel.py
     acc, following = warpgroup_mma_wait(0, deps=(acc_new, next_new))
+    p = gl.convert_layout(gl.reshape(p_new.to(v_smem.dtype), [ROWS, KEYS]), P_L)
+    following = add_bias(following, bias_smem, chunk, S_L, RING, BIAS).to(v_smem.dtype)
     mbarrier.arrive(empty.index(at))
     mbarrier.arrive(t_empty.index(chunk % RING))
-    p = gl.convert_layout(gl.reshape(p_new.to(v_smem.dtype), [ROWS, KEYS]), P_L)
-    following = add_bias(following, bias, dist + KEYS, lo, hi, S_L, BIAS)
-    return after, following.to(v_smem.dtype), p, m, l, acc * along_rows(alpha, acc)
+    return after, following, p, m, l, acc * along_rows(alpha, acc)
 
 
 @gluon.jit
 def consume(
-    use, masks, bars, sizes, scale, CID: gl.constexpr, NC: gl.constexpr, STAGES: gl.constexpr, RING: gl.constexpr, TURNS: gl.constexpr,
+    use, masks, bars, ring, sizes, scale, CID: gl.constexpr, NC: gl.constexpr, STAGES: gl.constexpr, RING: gl.constexpr, TURNS: gl.constexpr,
     BIAS: gl.constexpr, WINDOW: gl.constexpr, PADDED: gl.constexpr, DOCS: gl.constexpr,
 ):  # fmt: skip
-    o_desc, lse_ptr, tiles_ptr, bias_ptr, q_smem, o_smem, k_smem, v_smem, t_smem = use
-    q_full, q_empty, full, empty, t_full, t_empty = bars
-    q_length, k_length, heads, group, batch_heads, section, left, right, tiles_row, table_heads, bias_row, lo, hi = (
-        sizes
-    )
+    o_desc, lse_ptr, tiles_ptr, q_smem, o_smem, k_smem, v_smem, t_smem, bias_smem = use
+    q_full, q_empty, full, empty = bars
+    t_full, t_empty = ring
+    q_length, k_length, heads, group, batch_heads, section, left, right, tiles_row = sizes
     D: gl.constexpr = k_smem.shape[4]
     BM: gl.constexpr = NC * ROWS
-    S_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
-    O_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
+    S_L: gl.constexpr = accumulator(KEYS)
+    O_L: gl.constexpr = accumulator(D)
     P_L: gl.constexpr = gl.DotOperandLayout(0, O_L, 2)
-    count = (q_length + BM - 1) // BM
     limits = (q_length, k_length, left, right)
-    program, programs = gl.program_id(0), gl.num_programs(0)
     if TURNS and CID == 0:
         pass_turn(0)
     step = 0
-    for turn in range(count_blocks(batch_heads * count, program, programs)):
-        bh, block = find_block(turn, program, programs, count, batch_heads, section)
+    for turn in range(count_turns(sizes, BM)):
+        b, h, bh, block = take_turn(turn, sizes, BM)
         m0 = block * BM + CID * ROWS
-        b = bh // heads
         first, left0, left1, right0, right1, last, clear0, clear1, offset = load_tiles(tiles_ptr, tiles_row, b, block)
         own, inner0, inner1 = find_own_tiles(m0, first, last, limits, KEYS)
-        bias = bias_ptr + (bh % heads) * bias_row
         of_row = masks_of_row(masks, b)
         q = q_smem.index(CID).reshape([ROWS, D])
         mbarrier.wait(q_full.index(CID), turn & 1)
@@ -190,14 +197,14 @@ def consume(
         dist = first * KEYS - m0 + offset
         begin = step + (CHUNKS - 1) * turn  # a block has that many more chunks than slots
         chunk = begin + (CHUNKS - 2 - CID)
-        mbarrier.wait(t_full.index(chunk % RING), (chunk // RING) & 1)
-        mbarrier.wait(t_full.index((chunk + 1) % RING), ((chunk + 1) // RING) & 1)
-        mbarrier.wait(full.index(step % STAGES), (step // STAGES) & 1)
+        wait_full(t_full, chunk, RING)
+        wait_full(t_full, chunk + 1, RING)
+        wait_full(full, step, STAGES)
         before_new = multiply(q, t_smem, chunk, S_L, RING)
         after_new = multiply(q, t_smem, chunk + 1, S_L, RING)
         before, after = warpgroup_mma_wait(0, deps=(before_new, after_new))
-        before = add_bias(before, bias, dist - KEYS, lo, hi, S_L, BIAS).to(v_smem.dtype)
-        after = add_bias(after, bias, dist, lo, hi, S_L, BIAS).to(v_smem.dtype)
+        before = add_bias(before, bias_smem, chunk, S_L, RING, BIAS).to(v_smem.dtype)
+        after = add_bias(after, bias_smem, chunk + 1, S_L, RING, BIAS).to(v_smem.dtype)
         for i in gl.static_range(CHUNKS - CID):  # these two, and those before them that only later consumers need
             mbarrier.arrive(t_empty.index((begin + i) % RING))
 
@@ -206,16 +213,13 @@ def consume(
             n0 = (first + t) * KEYS
             is_masked = is_touched(first + t, n0, inner0, inner1, clear0, clear1, KEYS, PADDED, DOCS)
             before, after, p, m, l, acc = take_step(
-                q, before, after, p, m, l, acc, step, step + (CHUNKS - 1) * turn + (CHUNKS - CID), scale, m0, n0, is_masked, of_row, limits, bias, dist, lo, hi, k_smem, v_smem,
-                t_smem, full, empty, t_full, t_empty, S_L, P_L, CID, NC, STAGES, RING, TURNS, BIAS, WINDOW, PADDED, DOCS,
+                q, before, after, p, m, l, acc, step, step + (CHUNKS - 1) * turn + (CHUNKS - CID), scale, m0, n0, is_masked, of_row, limits, dist, k_smem, v_smem,
+                t_smem, bias_smem, bars, ring, S_L, P_L, CID, NC, STAGES, RING, TURNS, BIAS, WINDOW, PADDED, DOCS,
             )  # fmt: skip
             dist += KEYS
             step += 1
 
-        place = (b, bh % heads, bh, m0)
-        finish_block(
-            p, m, l, acc, step, place, q_length, o_desc, lse_ptr, o_smem, v_smem, q_empty, empty, S_L, CID, STAGES
-        )
+        finish_block(p, m, l, acc, step, (b, h, bh, m0), q_length, o_desc, lse_ptr, o_smem, v_smem, bars, S_L, CID, STAGES)  # fmt: skip
         step += 1
         for _ in range(own, last - first):
             skip_slot(step, full, empty, CID, NC, STAGES, TURNS)
@@ -229,18 +233,13 @@ def consume(
     tma.store_wait(0)
 
 
-@gluon.jit(
-    do_not_specialize=[
-        "q_length", "k_length", "heads", "group", "batch_heads", "section", "left", "right", "tiles_row", "table_heads", "bias_row", "bits_row",
-        "doc_q_row", "doc_k_row", "doc_keys_row", "lo", "hi", "scale",
-    ]
-)  # fmt: skip
+@gluon.jit(do_not_specialize=UNSPECIALISED)
 def forward_rolling(
     q_desc, k_desc, v_desc, o_desc,  # [B, heads, L, D]
     t_desc,  # the table [H or 1, hi - lo + 1, D]
     lse_ptr,  # float32 [B, H, Lq rounded up to 64], base 2
     tiles_ptr,  # int32 [B or 1, blocks, NUMBERS] (kernel.load_tiles), none of them far
-    bias_ptr,  # float32 [H, PAD + span + PAD] (prepare.pad_bias), or unused
+    bias_desc,  # float32 [H, PAD + span + PAD] (prepare.pad_bias) in blocks of 64, or unused
     bits_ptr, doc_q_ptr, doc_k_ptr, doc_keys_ptr,  # as in kernel.forward
     scale,  # base 2
     q_length, k_length, heads, group, batch_heads, section, left, right, tiles_row, table_heads, bias_row, bits_row, doc_q_row, doc_k_row,
@@ -249,55 +248,35 @@ def forward_rolling(
     CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """out and lse; arguments are as in kernel.forward. lo, hi: the table's distances, among them all that are visible."""
-    DTYPE: gl.constexpr = q_desc.dtype
-    D: gl.constexpr = q_desc.block_shape[3]
     NC: gl.constexpr = CONSUMERS
-    q_smem = gl.allocate_shared_memory(DTYPE, [NC, 1, 1, ROWS, D], q_desc.layout)
-    o_smem = gl.allocate_shared_memory(DTYPE, [NC, 1, 1, ROWS, D], o_desc.layout)
-    k_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, KEYS, D], k_desc.layout)
-    v_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, KEYS, D], v_desc.layout)
-    t_smem = gl.allocate_shared_memory(DTYPE, [RING, 1, KEYS, D], t_desc.layout)
-    BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
-    q_full = gl.allocate_shared_memory(gl.int64, [NC, 1], BARRIER)
-    q_empty = gl.allocate_shared_memory(gl.int64, [NC, 1], BARRIER)
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
-    t_full = gl.allocate_shared_memory(gl.int64, [RING, 1], BARRIER)
-    t_empty = gl.allocate_shared_memory(gl.int64, [RING, 1], BARRIER)
-    for i in gl.static_range(NC):
-        mbarrier.init(q_full.index(i), count=1)
-        mbarrier.init(q_empty.index(i), count=1)
-    for i in gl.static_range(STAGES):
-        mbarrier.init(full.index(i), count=1)
-        mbarrier.init(empty.index(i), count=NC)
-    for i in gl.static_range(RING):
-        mbarrier.init(t_full.index(i), count=1)
-        mbarrier.init(t_empty.index(i), count=NC)
+    q_smem, o_smem, k_smem, v_smem = make_buffers(q_desc, k_desc, v_desc, o_desc, NC, STAGES)
+    t_smem, bias_smem = make_ring(t_desc, bias_desc, RING, BIAS)
+    bars = make_barriers(NC, 1) + make_barriers(STAGES, NC)
+    ring = make_barriers(RING, NC)
     fence_async_shared()
 
-    load = (q_desc, k_desc, v_desc, t_desc, tiles_ptr, q_smem, k_smem, v_smem, t_smem)
-    bars = (q_full, q_empty, full, empty, t_full, t_empty)
-    use = (o_desc, lse_ptr, tiles_ptr, bias_ptr, q_smem, o_smem, k_smem, v_smem, t_smem)
-    masks = (bits_ptr, doc_q_ptr, doc_k_ptr, doc_keys_ptr, bits_row, doc_q_row, doc_k_row, doc_keys_row)
-    sizes = (
-        q_length,
-        k_length,
-        heads,
-        group,
-        batch_heads,
-        section,
-        left,
-        right,
-        tiles_row,
+    load = (
+        q_desc,
+        k_desc,
+        v_desc,
+        t_desc,
+        bias_desc,
+        tiles_ptr,
         table_heads,
-        bias_row,
         lo,
-        hi,
+        q_smem,
+        k_smem,
+        v_smem,
+        t_smem,
+        bias_smem,
     )
+    use = (o_desc, lse_ptr, tiles_ptr, q_smem, o_smem, k_smem, v_smem, t_smem, bias_smem)
+    masks = (bits_ptr, doc_q_ptr, doc_k_ptr, doc_keys_ptr, bits_row, doc_q_row, doc_k_row, doc_keys_row)
+    sizes = (q_length, k_length, heads, group, batch_heads, section, left, right, tiles_row)
     # Constants are repeated in each call: in a tuple that has a name they would become tensors.
     gl.warp_specialize([
-        (consume, (use, masks, bars, sizes, scale, 0, NC, STAGES, RING, TURNS, BIAS, WINDOW, PADDED, DOCS)),
-        (consume, (use, masks, bars, sizes, scale, 1, NC, STAGES, RING, TURNS, BIAS, WINDOW, PADDED, DOCS)),
-        (consume, (use, masks, bars, sizes, scale, 2, NC, STAGES, RING, TURNS, BIAS, WINDOW, PADDED, DOCS)),
-        (produce, (load, bars, sizes, NC, STAGES, RING)),
+        (consume, (use, masks, bars, ring, sizes, scale, 0, NC, STAGES, RING, TURNS, BIAS, WINDOW, PADDED, DOCS)),
+        (consume, (use, masks, bars, ring, sizes, scale, 1, NC, STAGES, RING, TURNS, BIAS, WINDOW, PADDED, DOCS)),
+        (consume, (use, masks, bars, ring, sizes, scale, 2, NC, STAGES, RING, TURNS, BIAS, WINDOW, PADDED, DOCS)),
+        (produce, (load, bars, ring, sizes, NC, STAGES, RING, BIAS)),
     ], [4, 4, 1], [CONSUMER_REGISTERS, CONSUMER_REGISTERS, PRODUCER_REGISTERS])  # fmt: skip

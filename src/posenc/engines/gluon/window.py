@@ -35,23 +35,29 @@ from .bands import load_by_columns
 from .kernel import (
     CONSUMERS,
     ROWS,
-    along_rows,
+    UNSPECIALISED,
+    accumulator,
     begin_sums,
     by_eights,
-    count_blocks,
+    count_turns,
     far_tile,
-    find_block,
     find_own_tiles,
     finish_block,
-    hide,
     is_touched,
+    load_queries,
+    load_slot,
     load_tiles,
+    make_barriers,
+    make_buffers,
     masks_of_row,
     near_tile,
     pass_turn,
     row_max,
     skip_slot,
-    softmax,
+    take_step,
+    take_turn,
+    wait_empty,
+    wait_full,
     wait_turn,
 )
 from .skew import skew
@@ -68,69 +74,50 @@ def first_row(m0, n0, offset, lo, hi):
 
 # ---- producer ---------------------------------------------------------------------------------------------------------
 @gluon.jit
-def produce(load, bars, sizes, NC: gl.constexpr, STAGES: gl.constexpr, WINDOWS: gl.constexpr, STATES: gl.constexpr):
-    q_desc, k_desc, v_desc, x_desc, t_desc, tiles_ptr, q_smem, k_smem, v_smem, x_smem, t_smem = load
-    q_full, q_empty, full, empty, t_full, t_empty = bars
-    q_length, k_length, heads, group, batch_heads, section, left, right, tiles_row, table_heads, bias_row, lo, hi = (
-        sizes
+def produce(load, bars, ring, sizes, NC: gl.constexpr, STAGES: gl.constexpr, WINDOWS: gl.constexpr, STATES: gl.constexpr):  # fmt: skip
+    q_desc, k_desc, v_desc, x_desc, t_desc, tiles_ptr, table_heads, lo, hi, q_smem, k_smem, v_smem, x_smem, t_smem = (
+        load
     )
+    t_full, t_empty = ring
+    q_length, k_length, heads, group, batch_heads, section, left, right, tiles_row = sizes
     BN: gl.constexpr = k_smem.shape[3]
     BM: gl.constexpr = NC * ROWS
     CHUNKS: gl.constexpr = BN // CHUNK + 3
     BYTES: gl.constexpr = t_desc.block_type.nbytes
-    count = (q_length + BM - 1) // BM
-    program, programs = gl.program_id(0), gl.num_programs(0)
     step = 0
     window = 0
-    for turn in range(count_blocks(batch_heads * count, program, programs)):
-        bh, block = find_block(turn, program, programs, count, batch_heads, section)
-        b = bh // heads
-        h = bh % heads
+    for turn in range(count_turns(sizes, BM)):
+        b, h, bh, block = take_turn(turn, sizes, BM)
         own_table = gl.minimum(h, table_heads - 1)
         m0 = block * BM
         first, left0, left1, right0, right1, last, clear0, clear1, offset = load_tiles(tiles_ptr, tiles_row, b, block)
         n = last - first
         far = (left1 - left0) + (right1 - right0)
-        for c in gl.static_range(NC):
-            mbarrier.wait(q_empty.index(c), (turn & 1) ^ 1)
-            if STATES:
-                mbarrier.expect(q_full.index(c), q_desc.block_type.nbytes + x_desc.block_type.nbytes)
-                tma.async_copy_global_to_shared(x_desc, [b, h, m0 + c * ROWS, 0], q_full.index(c), x_smem.index(c))
-            else:
-                mbarrier.expect(q_full.index(c), q_desc.block_type.nbytes)
-            tma.async_copy_global_to_shared(q_desc, [b, h, m0 + c * ROWS, 0], q_full.index(c), q_smem.index(c))
+        load_queries(turn, b, h, m0, q_desc, q_smem, x_desc, x_smem, bars, NC, STATES)
         # the ends of the table
         at = window % WINDOWS
-        mbarrier.wait(t_empty.index(at), ((window // WINDOWS) & 1) ^ 1)
+        wait_empty(t_empty, window, WINDOWS)
         mbarrier.expect(t_full.index(at), 2 * BYTES)
         tma.async_copy_global_to_shared(t_desc, [own_table, 0, 0], t_full.index(at), t_smem.index(CHUNKS * at))
         tma.async_copy_global_to_shared(
             t_desc, [own_table, hi - lo + SIDE, 0], t_full.index(at), t_smem.index(CHUNKS * at + 1)
         )
         window += 1
-        before = -BN  # outside the tensor: zeros
+        before = -BN  # outside the tensor
         for t in range(n + 1):
             near = near_tile(t - far, first, left0, left1, right0, right1)
             n0 = gl.where(t < far, far_tile(t, left0, left1, right0), near) * BN
-            has_keys = t < n
-            if has_keys & (t >= far):
+            if (t < n) & (t >= far):
                 at = window % WINDOWS
                 row = first_row(m0, n0, offset, lo, hi)
-                mbarrier.wait(t_empty.index(at), ((window // WINDOWS) & 1) ^ 1)
+                wait_empty(t_empty, window, WINDOWS)
                 mbarrier.expect(t_full.index(at), CHUNKS * BYTES)
                 for i in gl.static_range(CHUNKS):
                     tma.async_copy_global_to_shared(
                         t_desc, [own_table, row + i * CHUNK, 0], t_full.index(at), t_smem.index(CHUNKS * at + i)
                     )
                 window += 1
-            at = step % STAGES
-            mbarrier.wait(empty.index(at), ((step // STAGES) & 1) ^ 1)
-            mbarrier.expect(full.index(at), k_desc.block_type.nbytes + v_desc.block_type.nbytes, pred=has_keys)
-            mbarrier.expect(full.index(at), v_desc.block_type.nbytes, pred=has_keys == 0)
-            tma.async_copy_global_to_shared(
-                k_desc, [b, h // group, n0, 0], full.index(at), k_smem.index(at), pred=has_keys
-            )
-            tma.async_copy_global_to_shared(v_desc, [b, h // group, before, 0], full.index(at), v_smem.index(at))
+            load_slot(step, b, h // group, n0, before, t < n, k_desc, v_desc, k_smem, v_smem, bars, STAGES)
             before = n0
             step += 1
 
@@ -166,83 +153,36 @@ def begin_near(
 
 
 @gluon.jit
-def take_step(
-    q, p, m, l, acc, begin, step, scale, shift, dist, m0, n0, is_masked, masks, limits, k_smem, v_smem, full, empty,
-    S_L: gl.constexpr, P_L: gl.constexpr, CID: gl.constexpr, NC: gl.constexpr, STAGES: gl.constexpr, NEAR: gl.constexpr,
-    COLS: gl.constexpr, WINDOW: gl.constexpr, PADDED: gl.constexpr, DOCS: gl.constexpr,
-):  # fmt: skip
-    """kernel.take_step; shift: a number for each query."""
-    BN: gl.constexpr = k_smem.shape[3]
-    D: gl.constexpr = k_smem.shape[4]
-    at = step % STAGES
-    k_tile = k_smem.index(at).reshape([BN, D]).permute((1, 0))
-    v_tile = v_smem.index(at).reshape([BN, D])
-    wait_turn(CID)
-    s_new = warpgroup_mma(q, k_tile, begin, use_acc=NEAR or COLS, is_async=True)
-    acc_new = warpgroup_mma(p, v_tile, acc, is_async=True)
-    pass_turn((CID + 1) % NC)
-    s = warpgroup_mma_wait(1, deps=(s_new,))
-    if NEAR:
-        if is_masked:
-            s = hide(s, m0, n0, masks, limits, S_L, WINDOW, PADDED, DOCS)
-    p_new, alpha, m = softmax(s, m, scale, shift, 0.0, dist, S_L, NEAR, False)
-    l = l * along_rows(alpha, l) + gl.sum(p_new, 1)
-    mbarrier.wait(full.index((step + 1) % STAGES), ((step + 1) // STAGES) & 1)  # here for ptxas, see kernel.py
-    acc = warpgroup_mma_wait(0, deps=(acc_new,))
-    mbarrier.arrive(empty.index(at))
-    p = gl.convert_layout(gl.reshape(p_new.to(v_smem.dtype), [ROWS, BN]), P_L)
-    return p, m, l, acc * along_rows(alpha, acc)
-
-
-@gluon.jit
 def consume(
-    use, masks, bars, sizes, scale, CID: gl.constexpr, NC: gl.constexpr, STAGES: gl.constexpr, WINDOWS: gl.constexpr,
+    use, masks, bars, ring, sizes, scale, CID: gl.constexpr, NC: gl.constexpr, STAGES: gl.constexpr, WINDOWS: gl.constexpr,
     STATES: gl.constexpr, BIAS: gl.constexpr, COLS: gl.constexpr, WINDOW: gl.constexpr, PADDED: gl.constexpr, DOCS: gl.constexpr,
 ):  # fmt: skip
-    (
-        o_desc,
-        lse_ptr,
-        tiles_ptr,
-        bias_ptr,
-        cols,
-        key_ends_ptr,
-        key_ends_row,
-        q_smem,
-        o_smem,
-        k_smem,
-        v_smem,
-        x_smem,
-        t_smem,
-    ) = use
-    q_full, q_empty, full, empty, t_full, t_empty = bars
-    q_length, k_length, heads, group, batch_heads, section, left, right, tiles_row, table_heads, bias_row, lo, hi = (
-        sizes
-    )
+    o_desc, lse_ptr, tiles_ptr, bias_ptr, bias_row, lo, hi, cols, key_ends_ptr, key_ends_row, q_smem, o_smem, k_smem, v_smem, x_smem, t_smem = use  # fmt: skip
+    q_full, q_empty, full, empty = bars
+    t_full, t_empty = ring
+    q_length, k_length, heads, group, batch_heads, section, left, right, tiles_row = sizes
     BN: gl.constexpr = k_smem.shape[3]
     D: gl.constexpr = k_smem.shape[4]
     BM: gl.constexpr = NC * ROWS
     CHUNKS: gl.constexpr = BN // CHUNK + 3
     DTYPE: gl.constexpr = v_smem.dtype
-    S_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
-    C_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, CHUNK, 16])
-    O_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
+    S_L: gl.constexpr = accumulator(BN)
+    C_L: gl.constexpr = accumulator(CHUNK)
+    O_L: gl.constexpr = accumulator(D)
     P_L: gl.constexpr = gl.DotOperandLayout(0, O_L, 2)
-    count = (q_length + BM - 1) // BM
     limits = (q_length, k_length, left, right)
-    program, programs = gl.program_id(0), gl.num_programs(0)
     if CID == 0:
         pass_turn(0)
     step = 0
     window = 0
-    for turn in range(count_blocks(batch_heads * count, program, programs)):
-        bh, block = find_block(turn, program, programs, count, batch_heads, section)
+    for turn in range(count_turns(sizes, BM)):
+        b, h, bh, block = take_turn(turn, sizes, BM)
         m0 = block * BM + CID * ROWS
-        b = bh // heads
         first, left0, left1, right0, right1, last, clear0, clear1, offset = load_tiles(tiles_ptr, tiles_row, b, block)
         own, inner0, inner1 = find_own_tiles(m0, first, last, limits, BN)
         of_block = (left1 - left0) + (right1 - right0)
         far = gl.minimum(of_block, own)
-        bias = bias_ptr + (bh % heads) * bias_row
+        bias = bias_ptr + h * bias_row
         of_row = masks_of_row(masks, b)
         q = q_smem.index(CID).reshape([ROWS, D])
         x = q
@@ -252,11 +192,11 @@ def consume(
 
         # the table's ends: all columns of each product are alike
         at = window % WINDOWS
-        mbarrier.wait(t_full.index(at), (window // WINDOWS) & 1)
+        wait_full(t_full, window, WINDOWS)
         low = multiply(x, t_smem, CHUNKS * at, bias, 0, DTYPE, C_L, BIAS)
         high = multiply(x, t_smem, CHUNKS * at + 1, bias, hi - lo + SIDE, DTYPE, C_L, BIAS)
         mbarrier.arrive(t_empty.index(at))
-        mbarrier.wait(full.index(step % STAGES), (step // STAGES) & 1)
+        wait_full(full, step, STAGES)
         window += 1
         low = row_max(by_eights(low.to(gl.float32)), S_L)
         high = row_max(by_eights(high.to(gl.float32)), S_L)
@@ -270,8 +210,8 @@ def consume(
                 ends = key_ends_ptr + (bh.to(gl.int64) * 2 + gl.where(t < left1 - left0, 1, 0)) * key_ends_row + n0
                 begin += gl.expand_dims(gl.load(ends + gl.arange(0, BN, gl.SliceLayout(0, S_L))), 0)
             p, m, l, acc = take_step(
-                q, p, m, l, acc, begin, step, scale, shift, n0 - m0 + offset, m0, n0, False, of_row, limits,
-                k_smem, v_smem, full, empty, S_L, P_L, CID, NC, STAGES, False, COLS, WINDOW, PADDED, DOCS,
+                q, p, m, l, acc, begin, step, scale, shift, 0.0, n0 - m0 + offset, m0, n0, False, of_row, limits,
+                k_smem, v_smem, bars, S_L, P_L, CID, NC, STAGES, True, False, COLS, False, WINDOW, PADDED, DOCS,
             )  # fmt: skip
             step += 1
         for t in range(own - far):
@@ -287,16 +227,13 @@ def consume(
             if COLS:
                 begin += load_by_columns(cols, bh, n0, m0 - n0 - offset, k_length, ROWS, BN, S_L)
             p, m, l, acc = take_step(
-                q, p, m, l, acc, begin, step, scale, 0.0, n0 - m0 + offset, m0, n0, is_masked, of_row, limits,
-                k_smem, v_smem, full, empty, S_L, P_L, CID, NC, STAGES, True, COLS, WINDOW, PADDED, DOCS,
+                q, p, m, l, acc, begin, step, scale, 0.0, 0.0, n0 - m0 + offset, m0, n0, is_masked, of_row, limits,
+                k_smem, v_smem, bars, S_L, P_L, CID, NC, STAGES, True, True, True, False, WINDOW, PADDED, DOCS,
             )  # fmt: skip
             step += 1
             window += 1
 
-        place = (b, bh % heads, bh, m0)
-        finish_block(
-            p, m, l, acc, step, place, q_length, o_desc, lse_ptr, o_smem, v_smem, q_empty, empty, S_L, CID, STAGES
-        )
+        finish_block(p, m, l, acc, step, (b, h, bh, m0), q_length, o_desc, lse_ptr, o_smem, v_smem, bars, S_L, CID, STAGES)  # fmt: skip
         step += 1
         for t in range(own, last - first):
             if t >= of_block:  # the slot before was loaded after this window: no wait is needed
@@ -310,11 +247,8 @@ def consume(
 
 
 @gluon.jit(
-    do_not_specialize=[
-        "q_length", "k_length", "heads", "group", "batch_heads", "section", "left", "right", "tiles_row", "table_heads", "bias_row", "bits_row",
-        "doc_q_row", "doc_k_row", "doc_keys_row", "lo", "hi", "scale", "key_ends_row", "cols_size", "cols_pitch", "cols_origin", "cols_lo", "cols_hi",
-    ]
-)  # fmt: skip
+    do_not_specialize=[*UNSPECIALISED, "key_ends_row", "cols_size", "cols_pitch", "cols_origin", "cols_lo", "cols_hi"]
+)
 def forward_content(
     q_desc, k_desc, v_desc, o_desc,  # [B, heads, L, D]
     x_desc,  # the states [B, H, Lq, E] (q, if there are no others)
@@ -331,76 +265,41 @@ def forward_content(
     DOCS: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """out and lse; arguments are as in kernel.forward. lo, hi: the table's span."""
-    DTYPE: gl.constexpr = q_desc.dtype
-    D: gl.constexpr = q_desc.block_shape[3]
-    E: gl.constexpr = x_desc.block_shape[3]
-    BN: gl.constexpr = k_desc.block_shape[2]
     NC: gl.constexpr = CONSUMERS
-    CHUNKS: gl.constexpr = BN // CHUNK + 3
-    q_smem = gl.allocate_shared_memory(DTYPE, [NC, 1, 1, ROWS, D], q_desc.layout)
-    o_smem = gl.allocate_shared_memory(DTYPE, [NC, 1, 1, ROWS, D], o_desc.layout)
-    k_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, BN, D], k_desc.layout)
-    v_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, BN, D], v_desc.layout)
-    t_smem = gl.allocate_shared_memory(DTYPE, [WINDOWS * CHUNKS, 1, CHUNK, E], t_desc.layout)
+    CHUNKS: gl.constexpr = k_desc.block_shape[2] // CHUNK + 3
+    q_smem, o_smem, k_smem, v_smem = make_buffers(q_desc, k_desc, v_desc, o_desc, NC, STAGES)
+    t_smem = gl.allocate_shared_memory(q_desc.dtype, [WINDOWS * CHUNKS] + t_desc.block_shape, t_desc.layout)
     x_smem = q_smem
     if STATES:
-        x_smem = gl.allocate_shared_memory(DTYPE, [NC, 1, 1, ROWS, E], x_desc.layout)
-    BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
-    q_full = gl.allocate_shared_memory(gl.int64, [NC, 1], BARRIER)
-    q_empty = gl.allocate_shared_memory(gl.int64, [NC, 1], BARRIER)
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
-    t_full = gl.allocate_shared_memory(gl.int64, [WINDOWS, 1], BARRIER)
-    t_empty = gl.allocate_shared_memory(gl.int64, [WINDOWS, 1], BARRIER)
-    for i in gl.static_range(NC):
-        mbarrier.init(q_full.index(i), count=1)
-        mbarrier.init(q_empty.index(i), count=1)
-    for i in gl.static_range(STAGES):
-        mbarrier.init(full.index(i), count=1)
-        mbarrier.init(empty.index(i), count=NC)
-    for i in gl.static_range(WINDOWS):
-        mbarrier.init(t_full.index(i), count=1)
-        mbarrier.init(t_empty.index(i), count=NC)
+        x_smem = gl.allocate_shared_memory(q_desc.dtype, [NC] + x_desc.block_shape, x_desc.layout)
+    bars = make_barriers(NC, 1) + make_barriers(STAGES, NC)
+    ring = make_barriers(WINDOWS, NC)
     fence_async_shared()
 
-    load = (q_desc, k_desc, v_desc, x_desc, t_desc, tiles_ptr, q_smem, k_smem, v_smem, x_smem, t_smem)
-    bars = (q_full, q_empty, full, empty, t_full, t_empty)
-    cols = (cols_ptr, cols_ptr, cols_size, cols_pitch, cols_origin, cols_lo, cols_hi)
-    use = (
-        o_desc,
-        lse_ptr,
+    load = (
+        q_desc,
+        k_desc,
+        v_desc,
+        x_desc,
+        t_desc,
         tiles_ptr,
-        bias_ptr,
-        cols,
-        key_ends_ptr,
-        key_ends_row,
+        table_heads,
+        lo,
+        hi,
         q_smem,
-        o_smem,
         k_smem,
         v_smem,
         x_smem,
         t_smem,
     )
+    cols = (cols_ptr, cols_ptr, cols_size, cols_pitch, cols_origin, cols_lo, cols_hi)
+    use = (o_desc, lse_ptr, tiles_ptr, bias_ptr, bias_row, lo, hi, cols, key_ends_ptr, key_ends_row, q_smem, o_smem, k_smem, v_smem, x_smem, t_smem)  # fmt: skip
     masks = (bits_ptr, doc_q_ptr, doc_k_ptr, doc_keys_ptr, bits_row, doc_q_row, doc_k_row, doc_keys_row)
-    sizes = (
-        q_length,
-        k_length,
-        heads,
-        group,
-        batch_heads,
-        section,
-        left,
-        right,
-        tiles_row,
-        table_heads,
-        bias_row,
-        lo,
-        hi,
-    )
+    sizes = (q_length, k_length, heads, group, batch_heads, section, left, right, tiles_row)
     # Constants are repeated in each call: in a tuple that has a name they would become tensors.
     gl.warp_specialize([
-        (consume, (use, masks, bars, sizes, scale, 0, NC, STAGES, WINDOWS, STATES, BIAS, COLS, WINDOW, PADDED, DOCS)),
-        (consume, (use, masks, bars, sizes, scale, 1, NC, STAGES, WINDOWS, STATES, BIAS, COLS, WINDOW, PADDED, DOCS)),
-        (consume, (use, masks, bars, sizes, scale, 2, NC, STAGES, WINDOWS, STATES, BIAS, COLS, WINDOW, PADDED, DOCS)),
-        (produce, (load, bars, sizes, NC, STAGES, WINDOWS, STATES)),
+        (consume, (use, masks, bars, ring, sizes, scale, 0, NC, STAGES, WINDOWS, STATES, BIAS, COLS, WINDOW, PADDED, DOCS)),
+        (consume, (use, masks, bars, ring, sizes, scale, 1, NC, STAGES, WINDOWS, STATES, BIAS, COLS, WINDOW, PADDED, DOCS)),
+        (consume, (use, masks, bars, ring, sizes, scale, 2, NC, STAGES, WINDOWS, STATES, BIAS, COLS, WINDOW, PADDED, DOCS)),
+        (produce, (load, bars, ring, sizes, NC, STAGES, WINDOWS, STATES)),
     ], [4, 4, 1], [CONSUMER_REGISTERS, CONSUMER_REGISTERS, PRODUCER_REGISTERS])  # fmt: skip

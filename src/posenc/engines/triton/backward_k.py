@@ -9,14 +9,13 @@ from .backward_q import UNSPECIALISED, add_mass_gradient
 from .band_layout import reaches_ends, store_band, store_band_ends, store_band_zeros
 from .bf16x3 import add_bf16x3, load_ones
 from .dropout import dropout_factor
-from .masking import add_start, far_tile, general_tile, inner_tiles, is_masked, query_tiles
+from .masking import add_start, far_tile, general_tile, inner_tiles, query_tiles
 from .scores import (
     LOG2E,
     add_band,
     add_bands,
     add_unscaled_terms,
     broadcast_scale,
-    distances,
     far_row,
     far_scores,
     general_scores,
@@ -190,14 +189,12 @@ def backward_k(
             parts = tl.load(row_parts + (2 * plane + bh * padded(q_length) + i)[:, None] * 16 + c)
             scale_row = row_scale(terms, bh, i, q_length, scale)
             scale_tile = broadcast_scale(scale_row, terms, True)
-            r, r_lo, r_hi = distances(positions, b, i, j, m0, n0, offset, q_length, k_length, True)
             qk = matmul(k_tile, tl.trans(q_tile))
             if terms.scale is None:
                 qk = add_bf16x3(qk, ones_lse, parts)
-            masked = is_masked(tile, clear0, clear1, CLEAR)
-            _, qk = general_scores(
-                qk, scale_tile, terms, positions, masks, b, h, bh, m0, n0, i, j, r, r_lo, r_hi,
-                q_length, k_length, left, right, masked, True,
+            _, qk, r, r_lo, r_hi = general_scores(
+                qk, scale_tile, terms, positions, masks, b, h, bh, m0, n0, i, j, tile, clear0, clear1, offset,
+                q_length, k_length, left, right, CLEAR, True,
             )  # fmt: skip
             if terms.scale is not None:
                 qk = add_bf16x3(qk, ones_lse, parts)

@@ -14,7 +14,7 @@ from .band_layout import load_band, reaches_ends, select_ends, store_band, store
 from .bf16x3 import load_ones
 from .diagonals import store_diagonals, sum_diagonals
 from .dropout import dropout_factor
-from .masking import add_start, far_tile, general_tile, inner_tiles, is_masked, key_tiles
+from .masking import add_start, far_tile, general_tile, inner_tiles, key_tiles
 from .scores import (
     LOG2E,
     add_band,
@@ -22,7 +22,6 @@ from .scores import (
     add_far_keys,
     add_unscaled_terms,
     broadcast_scale,
-    distances,
     far_row,
     far_scores,
     general_scores,
@@ -55,6 +54,18 @@ def add_mass_gradient(
         else:
             dp = dp * dropout_factor(masks, bh, i[:, None], j[None, :], dropout)
     return dp
+
+
+@triton.jit
+def add_to_sums(d_decay, d_slope, d_scale, ds, r, qk, grads):
+    """The gradients of each query's decay, slope and scale, with this tile."""
+    if grads.decay_q is not None:
+        d_decay += tl.sum(ds, 1)
+    if grads.slopes is not None:
+        d_slope -= tl.sum(ds * tl.abs(r).to(tl.float32), 1)
+    if grads.scale is not None:
+        d_scale += tl.sum(ds * qk, 1)
+    return d_decay, d_slope, d_scale
 
 
 @triton.jit(do_not_specialize=UNSPECIALISED)
@@ -177,12 +188,7 @@ def backward_q(
             if DROPOUT:
                 dp = dp * dropout_factor(masks, bh, i[:, None], j[None, :], dropout)
             ds = p * (dp - delta_i[:, None])
-            if grads.decay_q is not None:
-                d_decay += tl.sum(ds, 1)
-            if grads.slopes is not None:
-                d_slope -= tl.sum(ds * tl.abs(r).to(tl.float32), 1)
-            if grads.scale is not None:
-                d_scale += tl.sum(ds * qk, 1)
+            d_decay, d_slope, d_scale = add_to_sums(d_decay, d_slope, d_scale, ds, r, qk, grads)
             if grads.rows is not None:
                 store_band(
                     grads.rows, positions, b, h, m0, i, j, r, lo, hi, ds * (scale_tile / LOG2E), valid, False, False
@@ -199,12 +205,9 @@ def backward_q(
         k_tile = load_tile(k_ptr, k.l, n0, k_length, d, D, GENERAL, True)
         v_tile = load_tile(v_ptr, v.l, n0, k_length, dv, DV, GENERAL, True)
         j = n0 + general_steps
-        r, r_lo, r_hi = distances(positions, b, i, j, m0, n0, offset, q_length, k_length, False)
-        qk = matmul(q_tile, tl.trans(k_tile))
-        masked = is_masked(tile, clear0, clear1, CLEAR)
-        qk, s = general_scores(
-            qk, scale_tile, terms, positions, masks, b, h, bh, m0, n0, i, j, r, r_lo, r_hi,
-            q_length, k_length, left, right, masked, False,
+        qk, s, r, r_lo, r_hi = general_scores(
+            matmul(q_tile, tl.trans(k_tile)), scale_tile, terms, positions, masks, b, h, bh, m0, n0, i, j, tile, clear0, clear1, offset,
+            q_length, k_length, left, right, CLEAR, False,
         )  # fmt: skip
         p = tl.exp2(s - lse_i[:, None])
         dp = matmul(do_tile, tl.trans(v_tile))
@@ -212,12 +215,7 @@ def backward_q(
             dp, terms, positions, masks, b, h, bh, m0, i, j, r, r_lo, r_hi, q_length, dropout, DROPOUT, False
         )
         ds = p * (dp - delta_i[:, None])
-        if grads.decay_q is not None:
-            d_decay += tl.sum(ds, 1)
-        if grads.slopes is not None:
-            d_slope -= tl.sum(ds * tl.abs(r).to(tl.float32), 1)
-        if grads.scale is not None:
-            d_scale += tl.sum(ds * qk, 1)
+        d_decay, d_slope, d_scale = add_to_sums(d_decay, d_slope, d_scale, ds, r, qk, grads)
         # Tiles beyond the far ones count for the ends, even where a wider band reaches them.
         outer = t < ((left0 - first) + (last - right1)) * PER_TILE
         if grads.rows is not None:

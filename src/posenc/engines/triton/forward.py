@@ -8,14 +8,13 @@ import triton.language as tl
 from .band_layout import reaches_ends, store_band, store_band_ends
 from .bf16x3 import load_ones
 from .dropout import dropout_factor
-from .masking import add_start, far_tile, general_tile, inner_tiles, is_masked, key_tiles
+from .masking import add_start, far_tile, general_tile, inner_tiles, key_tiles
 from .scores import (
     add_bands,
     add_far_keys,
     add_unscaled_terms,
     bias_end,
     broadcast_scale,
-    distances,
     far_row,
     far_scores,
     general_scores,
@@ -177,12 +176,9 @@ def forward(
         k_tile = load_tile(k_ptr, k.l, n0, k_length, d, D, GENERAL, True)
         v_tile = load_tile(v_ptr, v.l, n0, k_length, dv, DV, GENERAL, True)
         j = n0 + general_steps
-        r, r_lo, r_hi = distances(positions, b, i, j, m0, n0, offset, q_length, k_length, False)
-        qk = matmul(q_tile, tl.trans(k_tile))
-        masked = is_masked(tile, clear0, clear1, CLEAR)
-        _, qk = general_scores(
-            qk, scale_tile, terms, positions, masks, b, h, bh, m0, n0, i, j, r, r_lo, r_hi,
-            q_length, k_length, left, right, masked, False,
+        _, qk, r, r_lo, r_hi = general_scores(
+            matmul(q_tile, tl.trans(k_tile)), scale_tile, terms, positions, masks, b, h, bh, m0, n0, i, j, tile, clear0, clear1, offset,
+            q_length, k_length, left, right, CLEAR, False,
         )  # fmt: skip
         m_i, l_i, acc, mass_left, mass_right = accumulate(
             qk, m_i, l_i, acc, mass_left, mass_right, v_tile, masks, bh, i, j, dropout, DROPOUT
@@ -216,12 +212,9 @@ def forward(
                 n0 = tile * BLOCK_N + t % PER_TILE * GENERAL
                 k_tile = load_tile(k_ptr, k.l, n0, k_length, d, D, GENERAL, True)
                 j = n0 + general_steps
-                r, r_lo, r_hi = distances(positions, b, i, j, m0, n0, offset, q_length, k_length, False)
-                qk = matmul(q_tile, tl.trans(k_tile))
-                masked = is_masked(tile, clear0, clear1, CLEAR)
-                _, qk = general_scores(
-                    qk, scale_tile, terms, positions, masks, b, h, bh, m0, n0, i, j, r, r_lo, r_hi,
-                    q_length, k_length, left, right, masked, False,
+                _, qk, r, r_lo, r_hi = general_scores(
+                    matmul(q_tile, tl.trans(k_tile)), scale_tile, terms, positions, masks, b, h, bh, m0, n0, i, j, tile, clear0, clear1,
+                    offset, q_length, k_length, left, right, CLEAR, False,
                 )  # fmt: skip
                 p = tl.exp2(qk - lse_i[:, None])
                 if DROPOUT:

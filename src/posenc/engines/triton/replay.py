@@ -230,7 +230,7 @@ class Recorder(TorchDispatchMode):
 
     def finish(self, results, packable: Sequence[int] = ()) -> Callable:
         """The record as a function. packable: numbers of results that may be one allocation, which is returned behind them: they
-        are None, and `packed` has their places in it."""
+        are None, and `packed` has their offsets in it."""
         packing = self._pack(results, packable)
         if packing:
             results = tuple([None if number in self.packed else x for number, x in enumerate(results)])

@@ -21,19 +21,13 @@ class Tile(NamedTuple):
     general: int = 0  # keys (backward_k: queries) of a general tile; 0: as many as of a far tile
 
 
-# (kernel, largest head size it serves) -> tile.
+WIDTHS = (64, 128, 256)  # the largest head size of each tile below
 HOPPER = {
-    ("forward", 64): Tile(128, 64, 4, 3),
-    ("forward", 128): Tile(64, 64, 4, 3),
-    ("forward", 256): Tile(64, 32, 4, 2),
-    ("backward_q", 64): Tile(64, 64, 4, 3),
-    ("backward_q", 128): Tile(64, 32, 4, 3),
-    ("backward_q", 256): Tile(64, 32, 4, 1),
-    ("backward_k", 64): Tile(64, 64, 4, 3),
-    ("backward_k", 128): Tile(32, 64, 4, 3),
-    ("backward_k", 256): Tile(32, 64, 4, 1),
+    "forward": (Tile(128, 64, 4, 3), Tile(64, 64, 4, 3), Tile(64, 32, 4, 2)),
+    "backward_q": (Tile(64, 64, 4, 3), Tile(64, 32, 4, 3), Tile(64, 32, 4, 1)),
+    "backward_k": (Tile(64, 64, 4, 3), Tile(32, 64, 4, 3), Tile(32, 64, 4, 1)),
 }
-# The same by what a plan contains (`Inputs.kind`): loading content terms takes registers, dot_key terms take more of them.
+# By what a plan contains (`Inputs.kind`), and the head size: loading content terms takes registers, dot_key terms take more of them.
 HOPPER_KINDS = {
     "bias": {("forward", 64): Tile(64, 128, 4, 3)},
     # a general tile of 128 keys that loads the bias and masks or dropout spills registers
@@ -66,18 +60,12 @@ HOPPER_KINDS = {
     },
 }
 SMALL = {
-    ("forward", 64): Tile(64, 64, 4, 2),
-    ("forward", 128): Tile(64, 32, 4, 2),
-    ("forward", 256): Tile(32, 32, 4, 1),
-    ("backward_q", 64): Tile(64, 64, 4, 2),
-    ("backward_q", 128): Tile(32, 32, 4, 1),
-    ("backward_q", 256): Tile(32, 16, 4, 1),
-    ("backward_k", 64): Tile(32, 64, 4, 2),
-    ("backward_k", 128): Tile(32, 32, 4, 1),
-    ("backward_k", 256): Tile(16, 32, 4, 1),
+    "forward": (Tile(64, 64, 4, 2), Tile(64, 32, 4, 2), Tile(32, 32, 4, 1)),
+    "backward_q": (Tile(64, 64, 4, 2), Tile(32, 32, 4, 1), Tile(32, 16, 4, 1)),
+    "backward_k": (Tile(32, 64, 4, 2), Tile(32, 32, 4, 1), Tile(16, 32, 4, 1)),
 }
 # Exact float32 products are unrolled into multiply-adds: larger tiles take minutes to compile.
-SINGLE = {64: Tile(32, 32, 4, 1), 128: Tile(32, 16, 4, 1), 256: Tile(16, 16, 4, 1)}
+SINGLE = (Tile(32, 32, 4, 1), Tile(32, 16, 4, 1), Tile(16, 16, 4, 1))
 BAND = Tile(64, 64, 4, 3)  # tokens and distances of the products of band_products.py
 BAND_WIDE = Tile(64, 128, 4, 3)
 EVERYDAY_STEPS = (1, 8)  # choose_row_step for texts of less than 2048 tokens
@@ -103,11 +91,11 @@ def choose_tile(
     """The tile of forward, backward_q or backward_k. size: the larger head size; kind: what the plan contains, `Inputs.kind`."""
     if device.type != "cuda":
         return INTERPRETED
-    width = 64 if size <= 64 else 128 if size <= 128 else 256
+    number = 0 if size <= 64 else 1 if size <= 128 else 2
     if dtype == torch.float32:
-        return SINGLE[width]
+        return SINGLE[number]
     hopper = capability(device)[0] in (9, 10)  # 12.x has the shared memory of 8.6
-    tile = (HOPPER if hopper else SMALL)[kernel, width]
+    width, tile = WIDTHS[number], (HOPPER if hopper else SMALL)[kernel][number]
     if hopper and kind != "plain":
         for like in (kind,) if kind.endswith("bias") else ("content", kind):
             tile = HOPPER_KINDS[like].get((kernel, width), tile)

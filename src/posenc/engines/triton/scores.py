@@ -27,7 +27,7 @@ import triton.language as tl
 
 from .band_layout import load_band, load_end, pair_addresses, reaches_ends, select_ends
 from .bf16x3 import add_bf16x3
-from .masking import visible
+from .masking import is_masked, visible
 
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -55,13 +55,14 @@ def distances(positions, b, i, j, m0, n0, offset, q_length, k_length, KEYS_FIRST
 # ---- general tiles ----------------------------------------------------------------------------------------------------
 @triton.jit
 def general_scores(
-    qk, scale_tile, terms, positions, masks, b, h, bh, m0, n0, i, j, r, r_lo, r_hi, q_length, k_length, left, right,
-    masked, KEYS_FIRST: tl.constexpr,
+    qk, scale_tile, terms, positions, masks, b, h, bh, m0, n0, i, j, tile, clear0, clear1, offset, q_length, k_length, left, right,
+    CLEAR: tl.constexpr, KEYS_FIRST: tl.constexpr,
 ):  # fmt: skip
-    """q.k [i, j] or (KEYS_FIRST) [j, i] -> with the scaled terms; and the whole scores, -inf where a pair is not visible.
-
-    masked: whether a mask may touch the tile.
+    """q.k [i, j] or (KEYS_FIRST) [j, i] -> with the scaled terms; the whole scores, -inf where a pair is not visible; and what
+    `distances` returns. tile: its number, outside of clear0 .. clear1 if a mask may touch it.
     """
+    r, r_lo, r_hi = distances(positions, b, i, j, m0, n0, offset, q_length, k_length, KEYS_FIRST)
+    masked = is_masked(tile, clear0, clear1, CLEAR)
     x = add_scaled_terms(
         qk, terms, positions, masks, b, h, bh, m0, n0, i, j, r, r_lo, r_hi, q_length, k_length, left, right, masked,
         KEYS_FIRST,
@@ -71,7 +72,7 @@ def general_scores(
     else:
         i, j = i[:, None], j[None, :]
     y = add_unscaled_terms(x * scale_tile, terms, masks, b, h, bh, i, j, r, q_length, k_length)
-    return x, apply_mask(y, terms, masks, b, h, i, j, q_length, k_length, left, right, masked)
+    return x, apply_mask(y, terms, masks, b, h, i, j, q_length, k_length, left, right, masked), r, r_lo, r_hi
 
 
 @triton.jit
