@@ -204,9 +204,8 @@ def test_draws_for_hopper_reach_its_kernel(monkeypatch):
         leaves = space["leaves"]
         q, k, v = leaves["q"], leaves["k"], leaves["v"]
         mask = make_mask(q, k, **space["options_of"](leaves))
-        reasons.append(
-            gluon.refuse_call(*kernel_arguments(q, k, v, lower_plan(q, k, v, space["plan_of"](leaves), mask)), 0.0)
-        )
+        given = kernel_arguments(q, k, v, lower_plan(q, k, v, space["plan_of"](leaves), mask))
+        reasons.append(gluon.refuse_call(*given, 0.0, gluon.READS | {"table", "states", "key_table", "value"}))
     assert reasons.count(None) > 30
     assert all(
         reason is None or "strides" in reason or "scale" in reason or "it needs 1" in reason for reason in reasons

@@ -206,9 +206,12 @@ class Descriptor:
 
     def part(self, at):
         if self.x.dim() == 2:
-            row, columns = self.x[number(at[0])], number(at[1]) + torch.arange(self.block_shape[1])
-            is_inside = (columns >= 0) & (columns < len(row))
-            return torch.where(is_inside, row[columns.clamp(0, len(row) - 1)], 0.0)[None], 0
+            row, column = map(number, at)
+            width = self.block_shape[-1]
+            assert row >= 0 and (column >= 0 or self.rows == 1), "a tile outside its tensor"
+            if column < 0:
+                return torch.nn.functional.pad(self.x[row, : max(column + width, 0)], (-column, 0))[None, :width], 0
+            return self.x[row : row + self.rows, column : column + width], 0
         *which, first, _ = map(number, at)
         length = self.x.shape[-2]
         inside = min(max(first, 0), length), max(min(first + self.rows, length), 0)
@@ -274,7 +277,7 @@ def _load(desc, at, barrier, result, pred=True):
 
 def _store(desc, at, source):
     part, first = desc.part(at)
-    part.copy_(source.data[0, 0, first : first + len(part)])
+    part.copy_(source.data.view(-1, source.shape[-1])[first : first + len(part)])
 
 
 def _add(desc, at, source):
@@ -438,13 +441,13 @@ def load(*names):
                 **hopper,
             }
             tree = ast.parse(path.read_text(encoding="utf-8"))
-            for node in (x for x in tree.body if isinstance(x, ast.ImportFrom) and x.level):
+            imports = {node: getattr(node, "module", None) or node.names[0].name for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))}  # fmt: skip
+            beside = [node for node in imports if getattr(node, "level", 0)]
+            for node in beside:
                 given = run((path.parents[node.level - 1] / node.module.replace(".", "/")).with_suffix(".py"))
                 space.update({x.asname or x.name: given[x.name] for x in node.names})
             tree.body = [
-                x
-                for x in tree.body
-                if not isinstance(x, (ast.Import, ast.ImportFrom)) or getattr(x, "module", "") == "__future__"
+                node for node in tree.body if node not in beside and not imports.get(node, "").startswith("triton")
             ]
             exec(compile(tree, str(path), "exec"), space)
             if "async_add" in space:

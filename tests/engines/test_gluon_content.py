@@ -180,11 +180,10 @@ def test_where_it_is_chosen(monkeypatch):
     assert gluon.refuse_window(*given(Plan(runs, lookups=(shaw,)), causal=True)) is None
     assert "ends within the text" in gluon.refuse_rolling(*given(Plan(runs, lookups=(shaw,))))
     both = Lookup(index.clip(64, 64), dot_query=table, dot_key=table)
-    assert "not key_table" in gluon.refuse_window(*given(Plan(runs, lookups=(both,))))
-    monkeypatch.setattr(gluon, "KEY_TERM", True)
     assert gluon.refuse_window(*given(Plan(runs, lookups=(both,)))) is None
     larger = Lookup(index.clip(64, 64), dot_query=torch.zeros(2, 129, 128), dot_key=torch.zeros(2, 129, 128))
-    assert "heads of 128" in gluon.refuse_window(*given(Plan(runs, lookups=(larger,)), size=128))
+    assert gluon.refuse_window(*given(Plan(runs, lookups=(larger,)), size=128)) is None
+    assert "heads of 128" in gluon.refuse_window(*given(Plan(runs, lookups=(larger,)), size=128, window=(100, 0)))
     further = Lookup(index.clip(70, 64), dot_key=torch.zeros(2, 135, 64))
     assert "the distances of the queries' term" in gluon.refuse_window(*given(Plan(runs, lookups=(shaw, further))))
     apart = Lookup(index.clip(200, 200), bias=torch.zeros(2, 401))

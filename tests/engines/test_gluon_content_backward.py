@@ -43,7 +43,8 @@ def band_of(states, table, heads, lo, hi, offset):
     numbers = (states.float() @ table.float().transpose(-1, -2)).to(states.dtype)
     band.ptr.fill_(float("nan"))
     rows_of(band, numbers.shape[0], numbers.shape[2]).copy_(numbers)
-    ends = numbers[..., (0, -1)].float().transpose(-1, -2).contiguous()
+    ends = torch.full((*numbers.shape[:2], 2, -(-numbers.shape[2] // 64) * 64), float("nan"))
+    ends[..., : numbers.shape[2]] = numbers[..., (0, -1)].float().transpose(-1, -2)
     return band._replace(ends=ends, rows=ends.shape[-1])
 
 
@@ -84,16 +85,22 @@ def check(
         if x.table is not None:
             assert content_launch.is_one_sided(x, num)
             rows = band_of(q if given is None else x.states, x.table, heads[0], num.rows_lo, num.rows_hi, num.offset)
-            d_rows = make_band(q, heads[0], num.rows_lo, num.rows_hi, num.offset, 0, lq, zero=True)
+            d_rows = make_band(q, heads[0], num.rows_lo, num.rows_hi, num.offset, 0, lq)
         if x.key_table is not None:
             cols = band_of(k, x.key_table, heads[0], num.cols_lo, num.cols_hi, -num.offset)
-            d_cols = make_band(q, heads[0], num.cols_lo, num.cols_hi, -num.offset, 0, lk, zero=True)
+            d_cols = make_band(q, heads[0], num.cols_lo, num.cols_hi, -num.offset, 0, lk)
         if x.value is not None:
             mass = band_of(do, x.value, heads[0], num.mass_lo, num.mass_hi, num.offset)
+        for band in (d_rows, d_cols):
+            if band is not None:
+                band.ptr.fill_(float("nan"))
         content_launch.run_backward(
             emulate(module), do, None, expected["out"].to(q.dtype), lse, x, num, scale, dq, dk, dv, rows, cols, mass, d_rows, d_cols,
             content_launch.SCHEDULES[size]._replace(**options),
         )  # fmt: skip
+        for band, tokens in ((d_rows, lq), (d_cols, lk)):
+            if band is not None:  # products read beyond the span
+                assert not band.ptr.unflatten(0, (-1, band.h))[:, : tokens * (band.pitch + 1)].isnan().any()
         found = {"q": dq.float(), "k": dk.float(), "v": dv.float()}
         tables = []
         if d_rows is not None:
@@ -126,6 +133,20 @@ def test_terms(kernel, monkeypatch, span, terms, causal):
     check(kernel, monkeypatch, span, (500, 500), terms, masks={"causal": causal})
 
 
+def test_whole_tiles_of_wide_bands_are_copied(kernel, monkeypatch):
+    copied = []
+    load = kernel.load_copied
+    monkeypatch.setattr(kernel, "load_copied", lambda *args: copied.append(1) or load(*args))
+    check(
+        kernel, monkeypatch, "wide", (600, 700), ("query", "key"), start=50, heads=(2, 1), masks={"window": (400, 90)}
+    )
+    assert copied
+    copied.clear()
+    check(kernel, monkeypatch, "wide", (500, 500), ("query", "key"), copied=0)
+    check(kernel, monkeypatch, "shaw", (500, 500), ("query", "key"))
+    assert not copied
+
+
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("lengths", [(1, 1), (63, 65), (64, 128), (129, 127), (200, 700), (700, 200), (1, 500)])
 def test_lengths(kernel, monkeypatch, lengths, causal):
@@ -154,7 +175,6 @@ def test_masks(kernel, monkeypatch, causal):
 
 def test_where_it_is_chosen(monkeypatch):
     monkeypatch.setattr(gluon, "refuse_device", lambda device: None)
-    monkeypatch.setattr(gluon, "CONTENT_BACKWARD", True)
     monkeypatch.setattr(gluon, "FEWEST", 1)
 
     def reason(length=4096, size=64, span=64, dropout=0.0, masks=None, **terms):
@@ -169,11 +189,12 @@ def test_where_it_is_chosen(monkeypatch):
     assert reason(dot_query=1, dot_key=1, masks={"causal": True}) is None
     assert reason(dot_query=1, add_value=1) is None
     assert reason(dot_query=1, size=128) is None
-    assert "no term of the queries: not compared" in reason(dot_key=1)
-    assert "documents: not compared" in reason(
-        dot_query=1, masks={"documents": torch.zeros(1, 4096, dtype=torch.int64)}
-    )
-    assert "heads of 128 with padding, keys or values" in reason(dot_query=1, dot_key=1, size=128)
+    assert reason(dot_key=1) is None
+    packed = {"documents": torch.zeros(1, 4096, dtype=torch.int64)}
+    assert reason(dot_query=1, masks=packed) is None
+    assert reason(dot_query=1, dot_key=1, size=128) is None
+    assert "heads of 128 with values: not compared" in reason(dot_query=1, add_value=1, size=128)
+    assert "heads of 128 with windows or documents: not compared" in reason(dot_query=1, size=128, masks=packed)
     assert "needs 4096 queries and keys, got 2100" in reason(length=2100, dot_query=1)
     assert "beyond both ends" in reason(span=9, dot_query=1)
     assert reason(span=9, dot_query=1, masks={"causal": True}) is None

@@ -132,16 +132,30 @@ def resize(case: Case, random: Random) -> Case:
 
 
 def for_hopper(case: Case, random: Random) -> Case:
-    """The same with what engines/gluon's kernels compute alone: half precision, heads of 64 or 128, biases and slopes. Where gradients
-    are wanted, fresh memory holds anything: deterministic algorithms, which fill it, take other kernels."""
+    """The same with what engines/gluon's kernels compute alone: half precision, heads of 64 or 128, biases and slopes, or one table of content
+    terms. Where gradients are wanted, fresh memory holds anything: deterministic algorithms, which fill it, take other kernels."""
     size = random.choice((64, 128))
     tables = tuple(replace(table, slots=("bias",)) for table in case.tables if table.kind not in ("axis", "grid"))
     wanted = () if random.random() < 0.3 else None
-    return replace(
+    case = replace(
         case, hopper=True, poison=case.poison and wanted is not None, size=size, v_size=size, dtype=random.choice(("bfloat16", "bfloat16", "float16")), table_dtype="float32",
         tables=tables, positions="run" if case.positions == "tensor" else case.positions, axes=(), decay="", shift=False, rotate=None,
         scale=case.scale if isinstance(case.scale, float) else None, pair=False, mask="", dropout=0.0, wanted=wanted, lse=True, magnitude=1.0,
     )  # fmt: skip
+    if random.random() < 0.6:
+        return case
+    slots, numbers = random.choice(HOPPER_SLOTS), random.choice(HOPPER_SPANS)
+    positions = "run" if case.positions == "starts" else case.positions
+    return replace(
+        case, tables=(Table("clip", numbers, slots, random.random() < 0.3, 16),), slopes=False, positions=positions, poison=False,
+        causal=case.causal or sum(numbers) < 128,
+    )  # fmt: skip
+
+
+HOPPER_SLOTS = (
+    ("dot_query",), ("dot_query", "bias"), ("dot_query", "states"), ("dot_key",), ("dot_query", "dot_key"), ("dot_query", "add_value"),
+)  # fmt: skip
+HOPPER_SPANS = ((64, 64), (90, 40), (20, 20), (150, 140), (300, 200))
 
 
 MOST_PAIRS = 200_000

@@ -194,7 +194,7 @@ def make_masks(masks, batch, lq, lk, timed=False):
     if "documents" in masks or masks == "all":
         step = max(lk // 4, 1) if timed else max(lk // 3 - 5, 1)
         ids = (last.clamp(0) // step)[None].repeat(batch, 1), (at // step)[None].repeat(batch, 1)
-        if not timed:  # the last row's are in no order, that before has a document without keys
+        if not timed and batch > 1:  # the last row's are in no order, that before has a document without keys
             ids[1][-2].copy_(ids[1][-2] // 2 * 2)
             ids[0][-1].copy_(torch.randint(3, (lq,), device="cuda"))
             ids[1][-1].copy_(torch.randint(3, (lk,), device="cuda"))

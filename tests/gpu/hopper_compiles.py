@@ -49,9 +49,10 @@ CONTENT = {
 """every: by rolling.py, rolling_backward.py or, with keys, rolling_backward_keys.py, which have near tiles only."""
 CONTENT_BACKWARD = {
     "content": ("table",), "content of the keys": ("key_table",), "content of both": ("table", "key_table"),
-    "content and values": ("table", "value"),
+    "content and values": ("table", "value"), "wide content": ("table", "wide"), "wide content of both": ("table", "key_table", "wide"),
     "content over every distance": ("table", "bias", "every"), "content over every distance, dk and dv": ("table", "bias", "every", "keys"),
 }  # fmt: skip
+"""wide: spans with whole tiles within them."""
 DOCUMENTS = ("doc_q", "doc_k", "doc_q_keys", "doc_k_queries")
 MASKS = {
     "": (), "window": (), "padding": ("key_mask", "key_bounds"), "documents": DOCUMENTS,
@@ -74,7 +75,7 @@ def compile_variant(size, terms, masks, window, backward, dtype=torch.bfloat16):
     }  # fmt: skip
     lo, hi = (-4, 4) if terms else (FAR, FAR)
     spans = {"bias_lo": -4, "bias_hi": 4, "rows_lo": -4, "rows_hi": 4}
-    numbers = Numbers(right=0, left=100 if window else -1, lo=lo, hi=hi, **spans)
+    numbers = Numbers(right=0, left=100 if window else -1, lo=lo, hi=hi, wide=int("wide" in terms), **spans)
     made = []
 
     def record(kernel, programs, *args, **constants):
@@ -90,7 +91,7 @@ def compile_variant(size, terms, masks, window, backward, dtype=torch.bfloat16):
         content_launch.run_backward(
             record, q, None, q, lse, inputs, numbers, 0.125, q, q, q, rows, cols, mass, rows, cols
         )
-        return made[1]
+        return next(one for one in made if one[0].metadata.name == "backward_content")
     if backward and "every" in terms:
         rolling_backward_launch.run_backward(record, q, None, q, lse, inputs, numbers, 0.125, q, q, q)
         return made[-1] if "keys" in terms else made[2]
@@ -184,7 +185,7 @@ def main() -> None:
     print("size | terms | masks | registers | spilled | shared | seconds | far, near, local | faults")
     every = TERMS | (CONTENT_BACKWARD if args.backward else CONTENT)
     for size, (name, terms), (mask, masks) in product(gluon.SIZES, every.items(), MASKS.items()):
-        if not all(part in f"{size} {name} {mask}" for part in args.only):
+        if not all(part in f"{size} {name} | {mask}" for part in args.only):
             continue
         if "every" in terms and size not in rolling_launch.DEPTHS:
             continue

@@ -1,10 +1,12 @@
 """Training steps through `attend` on a Hopper GPU, beside cuDNN's attention without positions in the same run.
 
-    python -m tests.gpu.hopper_steps --out FILE.json [--only t5,rope,masks] [--seconds 60] [--models] [--warm]
+    python -m tests.gpu.hopper_steps --out FILE.json --goals [--warm 12]           every row that has a goal
+    python -m tests.gpu.hopper_steps --out FILE.json [--only t5,rope,masks] [--shapes 0,2] [--seconds 60] [--models]
 
-A step is the forward and the backward pass with every gradient, tables included, replayed as one CUDA graph. `auto` chooses the
-engine, as for a user. Before any time, output and gradients are compared with float64 at 700 tokens (tests.gpu.kernel_plans).
---warm: compiles all of it in short calls, so that nothing is compiled while times are taken.
+A step is the forward and the backward pass with every gradient, tables included, as one CUDA graph; ours and cuDNN's are replayed in turns, as
+the card's clock follows its temperature. `auto` chooses the engine, as for a user. Before any time, output and gradients are compared with float64
+at 700 tokens (tests.gpu.kernel_plans), unless --checked.
+--warm N: N processes compile all of it first, in calls of few heads, so that nothing is compiled while times are taken.
 --models: training steps of T5-base and DeBERTa-v3-base of 4 x 4096 tokens, with and without their dropout; beside them the originals', and
 those of the same models with cuDNN's attention without positions.
 """
@@ -14,6 +16,8 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import subprocess
+import sys
 import time
 from itertools import product
 from pathlib import Path
@@ -23,39 +27,52 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from posenc import attend
-from posenc.bench.measure import seconds
+from posenc.bench.measure import capture_graph, seconds
+from posenc.core.mask import make_mask
 from tests.gpu import kernel_plans
-from tests.gpu.hopper import make_masks, time_graph
+from tests.gpu.hopper import make_masks
 
 SHAPES = (
     (4, 16, 16, 4096, 64, False), (4, 16, 16, 4096, 64, True), (1, 16, 16, 16384, 64, False), (1, 16, 16, 16384, 64, True),
-    (2, 32, 32, 8192, 128, True), (4, 16, 16, 4096, 128, False), (2, 32, 8, 8192, 128, True),
+    (2, 32, 32, 8192, 128, True), (4, 16, 16, 4096, 128, False), (2, 32, 8, 8192, 128, True), (4, 16, 16, 4096, 128, True),
     (8, 12, 12, 2048, 64, False), (8, 12, 12, 2048, 64, True), (16, 12, 12, 1024, 64, False), (16, 12, 12, 1024, 64, True),
 )  # fmt: skip
 PLANS = {
-    "t5": kernel_plans.t5, "rope": kernel_plans.rope, "alibi": kernel_plans.alibi, "clipped": kernel_plans.clipped,
+    "t5": kernel_plans.t5, "clipped": kernel_plans.clipped, "alibi": kernel_plans.alibi, "rope": kernel_plans.rope,
+    "shaw": kernel_plans.shaw, "shaw values": kernel_plans.shaw_values, "deberta": kernel_plans.deberta,
+    "transformer_xl": kernel_plans.transformer_xl, "logits": kernel_plans.relative_logits, "t5 tokens": kernel_plans.packed,
     "rope triton": kernel_plans.rope,
 }  # fmt: skip
-"""rope triton: by that engine, where `auto` takes PyTorch's attention."""
+"""t5 tokens: with a position for each token. rope triton: by that engine, where `auto` takes PyTorch's attention."""
 MASKED = ("t5 padding", "t5 causal padding", "t5 causal documents", "t5 documents", "t5 window")
+GOALS: dict[tuple[str, int], tuple[float, float]] = {  # (plan, number of the shape): forward and step over cuDNN's
+    **{(plan, 0): (1.0, 1.05) for plan in ("t5", "clipped", "alibi")}, **{(plan, 1): (1.05, 1.08) for plan in ("t5", "clipped", "alibi")},
+    **{(plan, 2): (0.95, 1.0) for plan in ("t5", "clipped", "alibi")}, **{(plan, 3): (0.98, 1.02) for plan in ("t5", "clipped", "alibi")},
+    ("rope", 0): (1.05, 1.05), ("shaw", 0): (1.1, 1.15), ("shaw", 2): (1.05, 1.08), ("shaw values", 0): (1.4, 1.4),
+    ("deberta", 0): (1.6, 1.8), ("deberta", 2): (1.3, 1.35), ("transformer_xl", 0): (1.7, 2.2), ("transformer_xl", 2): (1.7, 2.2),
+    ("logits", 7): (1.4, 1.5), **{(plan, 4): (1.05, 1.1) for plan in ("t5", "alibi", "rope")},
+    ("t5 tokens", 0): (1.15, 1.15), **{(masked, int("causal" in masked)): (1.15, 1.15) for masked in MASKED},
+}  # fmt: skip
+"""With masks: over cuDNN's time without them, times the share of its pairs that are visible."""
 
 
-def cells(only, numbers=()):
+def cells(only, numbers=(), goals=False):
     """(shape, plan, masks)"""
     for name in PLANS:
         for number, shape in enumerate(SHAPES):
-            if (not only or name in only) and (not numbers or number in numbers):
+            asked = (not only or name in only) and (not numbers or number in numbers)
+            if (name, number) in GOALS if goals else asked:
                 yield shape, name, ""
     for masked in MASKED:
         name, _, masks = masked.partition(" ")
-        if not only or "masks" in only:
+        if goals or not only or "masks" in only:
             yield SHAPES["causal" in masks], name, masks
 
 
 def measure(shape, name, masks, warm=False):
     batch, heads, kv_heads, length, size, causal = shape
     if warm:
-        batch, heads, kv_heads, length = 1, heads // kv_heads, 1, 4096
+        heads, kv_heads, length = heads // kv_heads, 1, 4096
     q = torch.randn(batch, heads, length, size, device="cuda", dtype=torch.bfloat16).requires_grad_()
     k, v = (torch.randn(batch, kv_heads, length, size, device="cuda", dtype=torch.bfloat16).requires_grad_() for _ in range(2))  # fmt: skip
     g = torch.randn_like(q)
@@ -69,21 +86,49 @@ def measure(shape, name, masks, warm=False):
         make_masks(masks, batch, length, length, timed=True) if masks else {}
     )
     leaves = [tensor for _, tensor in plan.tensors() if tensor.requires_grad]
+
+    def ours():
+        return attend(q, k, v, plan, **options)
+
     if warm:
-        torch.autograd.grad(attend(q, k, v, plan, **options), (q, k, v, *leaves), g)
+        torch.autograd.grad(ours(), (q, k, v, *leaves), g)
+        with torch.no_grad():
+            ours()
         torch.cuda.synchronize()
         return {"compiled": (shape, name, masks)}
-    base = times(plain, (q, k, v), g)  # each time: the card's clock follows its temperature
-    forward, step = times(lambda: attend(q, k, v, plan, **options), (q, k, v, *leaves), g)
-    return {"shape": shape, "plan": f"{name} {masks}".strip(), "cudnn": base, "ours": (forward, step),
-            "ratios": (round(forward / base[0], 3), round(step / base[1], 3))}  # fmt: skip
-
-
-def times(run, leaves, g):
-    """Milliseconds of a forward pass and of a step."""
+    share = visible_share(q, k, causal, options) if masks else 1.0
     with torch.no_grad():
-        forward = time_graph(run)
-    return round(forward, 4), round(time_graph(lambda: torch.autograd.grad(run(), leaves, g)), 4)
+        forward = time_in_turns(plain, ours)
+    step = time_in_turns(
+        lambda: torch.autograd.grad(plain(), (q, k, v), g), lambda: torch.autograd.grad(ours(), (q, k, v, *leaves), g)
+    )
+    label = f"{name} {masks}".strip()
+    goal = GOALS.get((label, SHAPES.index(shape)))
+    return {"shape": shape, "plan": label, "cudnn": (forward[0], step[0]), "ours": (forward[1], step[1]), "share": round(share, 4),
+            "ratios": tuple(round(x[1] / x[0] / share, 3) for x in (forward, step)), "goal": goal}  # fmt: skip
+
+
+def visible_share(q, k, causal, options):
+    """Of the pairs that cuDNN computes."""
+    mask = make_mask(q, k, **{name: x for name, x in options.items() if name != "engine"})
+    seen = mask.allowed(q.shape[2], k.shape[2], q.device).expand(-1, -1, q.shape[2], k.shape[2])
+    pairs = q.shape[2] * (q.shape[2] + 1) // 2 if causal else q.shape[2] * k.shape[2]
+    return seen.count_nonzero().item() / (seen.shape[0] * seen.shape[1] * pairs)
+
+
+def time_in_turns(*calls, count=5, repeats=10):
+    """Milliseconds of each call: medians of replayed graphs, which take turns."""
+    replays = [capture_graph(call, calls=count) for call in calls]
+    times = [[] for _ in calls]
+    for _ in range(repeats + 1):
+        for replay, found in zip(replays, times):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            replay()
+            end.record()
+            end.synchronize()
+            found.append(begin.elapsed_time(end) / count)
+    return [round(statistics.median(found[1:]), 4) for found in times]
 
 
 def model_step(name, way, dropout):
@@ -140,19 +185,25 @@ def main() -> None:
     parser.add_argument(
         "--shapes", type=lambda text: [int(x) for x in text.split(",")], default=[], help="numbers of SHAPES"
     )
+    parser.add_argument("--goals", action="store_true", help="the rows of GOALS, and no others")
     parser.add_argument("--models", action="store_true")
-    parser.add_argument("--warm", action="store_true")
-    parser.add_argument("--checked", action="store_true", help="tests.gpu.gluon_backward has passed before")
+    parser.add_argument("--warm", type=int, default=0, help="processes that compile first")
+    parser.add_argument(
+        "--part", type=lambda text: [int(x) for x in text.split("/")], help="of a process that compiles"
+    )
+    parser.add_argument("--checked", action="store_true", help="correctness was tested before")
     args = parser.parse_args()
     began, rows = time.monotonic(), []
 
     def keep(run, *given):
         if time.monotonic() - began > args.seconds:
-            return
-        try:
-            rows.append(run(*given))
-        except Exception as error:
-            rows.append({"what": repr(given)[:200], "failed": f"{type(error).__name__}: {str(error)[:300]}"})
+            rows.append({"what": repr(given)[:200], "left out": "no time"})
+        else:
+            try:
+                rows.append(run(*given))
+            except Exception as error:
+                reason = error.__context__ or error  # the end of a capture hides what went wrong in it
+                rows.append({"what": repr(given)[:200], "failed": f"{type(reason).__name__}: {str(reason)[:300]}"})
         torch.cuda.empty_cache()
         print(json.dumps(rows[-1]), f"{time.monotonic() - began:.0f} s", flush=True)
         Path(args.out).write_text(json.dumps(rows, indent=1))
@@ -164,19 +215,55 @@ def main() -> None:
                     torch.cuda.reset_peak_memory_stats()
                     keep(model_step, name, way, dropout)
         return
-    if args.warm:
+    wanted = list(cells(args.only, args.shapes, args.goals))
+    if args.part:
         from posenc.engines import gluon
 
         gluon.FEWEST = 1
-        for shape, name, masks in cells(args.only, args.shapes):
+        for shape, name, masks in wanted[args.part[0] :: args.part[1]]:
             keep(measure, shape, name, masks, True)
         return
-    names = [name for name in PLANS if not args.only or name in args.only or (name == "t5" and "masks" in args.only)]
+    if args.warm:
+        compile_first(args.warm, args.seconds / 2)
+    names = {name for _, name, _ in wanted}
     wrong = {name: 0.0 if args.checked else kernel_plans.largest_error(PLANS[name]) for name in names}
     print("errors at 700 tokens", wrong, flush=True)
-    for shape, name, masks in cells(args.only, args.shapes):
-        if wrong.get(name, 1.0) < 2e-2:
+    for shape, name, masks in wanted:
+        if wrong[name] < 2e-2:
             keep(measure, shape, name, masks)
+    show(rows)
+
+
+def compile_first(processes, limit):
+    """What this command times, side by side."""
+    given = sys.argv[1:]
+    own = [
+        subprocess.Popen([sys.executable, "-m", "tests.gpu.hopper_steps", *given, "--out", "/dev/null", "--part", f"{i}/{processes}"], stdout=subprocess.DEVNULL)
+        for i in range(processes)
+    ]  # fmt: skip
+    until = time.monotonic() + limit
+    for process in own:
+        try:
+            process.wait(max(until - time.monotonic(), 0.1))
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+def show(rows):
+    for row in rows:
+        if "ratios" in row:
+            batch, heads, kv_heads, length, size, causal = row["shape"]
+            shape = f"{batch}x{heads}{'' if kv_heads == heads else f'/{kv_heads}'}x{length}x{size}{' causal' if causal else ''}"
+            forward, step = row["ratios"]
+            goal = row["goal"]
+            said = (
+                ""
+                if goal is None
+                else f" goal {goal[0]} / {goal[1]}{'' if forward <= goal[0] else ', forward missed'}{'' if step <= goal[1] else ', step missed'}"
+            )
+            print(f"{row['plan']:20} {shape:26} {forward:.3f} / {step:.3f}{said}")
+        else:
+            print(row)
 
 
 if __name__ == "__main__":

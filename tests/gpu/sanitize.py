@@ -1,6 +1,6 @@
 """The Gluon kernels under compute-sanitizer: a small case of each kind of variant, by memcheck, racecheck and synccheck.
 
-    python -m tests.gpu.sanitize [--seconds 55] [--tools memcheck,racecheck,synccheck] [--backward]
+    python -m tests.gpu.sanitize [--seconds 55] [--tools memcheck,racecheck,synccheck] [--kernels forward | backward | content]
 
 The tools run side by side; each prints its lines as they come, and a summary stands at the end.
 """
@@ -23,6 +23,25 @@ BACKWARD = (
     (64, "t5", "", "base"), (64, "t5", "causal", "base"), (64, "none", "window", "three"), (64, "both", "documents", "three"),
     (64, "alibi", "causal padding", "base"), (128, "t5", "causal", "base"), (128, "alibi", "", "base"), (128, "both", "all", "base"),
 )  # fmt: skip
+
+
+CONTENT = (
+    (64, "shaw", ""), (64, "values", "causal"), (64, "keys", "padding"), (64, "deberta", ""), (64, "deberta", "all"), (64, "logits", "causal"),
+    (64, "biased", ""), (128, "shaw", "all"), (128, "deberta", "causal"), (128, "values", ""),
+)  # fmt: skip
+"""The backward pass with content terms, and the forward pass before it."""
+
+
+def work_content() -> None:
+    import torch
+
+    from tests.gpu.gluon_content import Call
+
+    for size, terms, masks in CONTENT:
+        grads = Call(2, 2, 1, 700, 700, size, terms, masks, torch.bfloat16).run()
+        torch.cuda.synchronize()
+        is_finite = all(x.isfinite().all() for x in grads.values())
+        print(f"ran {size} {terms} {masks}: {'finite' if is_finite else 'NOT FINITE'}", flush=True)
 
 
 def work_backward() -> None:
@@ -54,7 +73,7 @@ def work() -> None:
         print(f"ran {size} {terms} {masks}: {'finite' if out.isfinite().all() else 'NOT FINITE'}", flush=True)
 
 
-def watch(tool: str, seconds: float, results: dict[str, str], backward: bool) -> None:
+def watch(tool: str, seconds: float, results: dict[str, str], kernels: str) -> None:
     command = [
         SANITIZER,
         "--tool",
@@ -66,7 +85,8 @@ def watch(tool: str, seconds: float, results: dict[str, str], backward: bool) ->
         "-m",
         "tests.gpu.sanitize",
         "--work",
-        *(["--backward"] if backward else []),
+        "--kernels",
+        kernels,
     ]
     process = subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     timer = threading.Timer(seconds, process.kill)
@@ -87,14 +107,14 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=55.0)
     parser.add_argument("--tools", default="memcheck,racecheck,synccheck")
     parser.add_argument("--work", action="store_true")
-    parser.add_argument("--backward", action="store_true")
+    parser.add_argument("--kernels", choices=("forward", "backward", "content"), default="forward")
     args = parser.parse_args()
     if args.work:
-        work_backward() if args.backward else work()
+        {"forward": work, "backward": work_backward, "content": work_content}[args.kernels]()
         return
     results: dict[str, str] = {}
     threads = [
-        threading.Thread(target=watch, args=(tool, args.seconds, results, args.backward))
+        threading.Thread(target=watch, args=(tool, args.seconds, results, args.kernels))
         for tool in args.tools.split(",")
     ]
     for thread in threads:

@@ -32,16 +32,13 @@ FEWEST = (
 SHORTEST_CONTENT = 2048  # keys: of shorter texts most tiles are near ones, and the other kernel's are smaller
 SMALLEST = 2.0**-40
 SHORTEST_BACKWARD = 2048  # as measured
-KEY_TERM = False  # the forward pass with content terms of queries and keys: right on a card, its time not measured
+KEY_TERM = True  # the forward pass with content terms of queries and keys
 UNVERIFIED_CONTENT = (
-    "windows",
-    "documents",
-    "values and padding",
-    "no term of the queries",
-    "heads of 128 with padding, keys or values",
+    "heads of 128 with values",
+    "heads of 128 with windows or documents",
 )  # content terms in the backward pass, and those of keys in the forward pass: emulated, not compared on a card
 SHORTEST_CONTENT_BACKWARD = 4096  # as measured
-CONTENT_BACKWARD = False  # the backward pass with content terms: right on a card, its last version not timed
+CONTENT_BACKWARD = True  # the backward pass with content terms
 ROLLING_BACKWARD = False  # the backward pass with a content term over every distance: emulated, not run on a card
 MOST_SUMS = 1 << 27  # float32 numbers of content_backward.py's outer
 MOST = 1 << 20  # blocks of keys in the backward pass: their order is made on the host
@@ -209,12 +206,11 @@ def refuse_content_backward(x: Inputs, num: Numbers, scale: float, dropout: floa
 
 def refuse_unverified(x: Inputs, num: Numbers) -> str | None:
     """Whether these content terms were compared with float64 on a card."""
-    is_padded, is_large = x.key_mask is not None, x.q.shape[3] == 128
+    is_large = x.q.shape[3] == 128
     parts = {
-        "windows": num.left >= 0 or num.right > 0, "documents": x.doc_q is not None, "values and padding": x.value is not None and is_padded,
-        "no term of the queries": x.table is None,
-        "heads of 128 with padding, keys or values": is_large and (is_padded or x.key_table is not None or x.value is not None),
-    }  # fmt: skip
+        "heads of 128 with values": is_large and x.value is not None,
+        "heads of 128 with windows or documents": is_large and (num.left >= 0 or num.right > 0 or x.doc_q is not None),
+    }
     for part in UNVERIFIED_CONTENT:
         if parts[part]:
             return f"{part}: not compared with float64 on a card yet"

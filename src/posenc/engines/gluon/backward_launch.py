@@ -34,6 +34,7 @@ class Schedule(NamedTuple):
     add: int = 2  # 0, 1: without dq, without its sums in memory; 3: added by the copy engine
     late: int = 0  # 1: dv and dk of a tile run beside the next one's softmax
     spread: int = 1  # 0: blocks of keys all begin at their first tile of queries
+    copied: int = 1  # 0: tiles of content terms are gathered within their spans too
 
 
 SCHEDULES = {64: Schedule(), 128: Schedule(queries=32, add=3, registers=(216, 56, 24))}

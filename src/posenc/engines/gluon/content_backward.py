@@ -6,7 +6,9 @@ Content terms lie in bands in memory (triton/band_layout.py), one number for eac
     cols [j, -r]   k_j . key_table[r], part of a score           d_cols [j, -r]   its gradient, ds
     mass [i, r]    dO_i . value[r], part of dp
 
-Only near tiles read and write them. In a far tile every distance lies at or beyond an end of the span, so that a term is one number for each
+Only near tiles read and write them; those within the span of wide bands (COPIED) by the copy engine: the producer loads them ahead, and ds
+goes back from shared memory, transposed for d_rows. Where queries alone have terms, over narrow spans, it loads every near tile (LOADED), and
+ds is stored by the consumers. In a far tile every distance lies at or beyond an end of the span, so that a term is one number for each
 query or key, and its gradient a sum over keys or queries:
 
     rows, mass     are part of the copies of lse and delta that are loaded (content_prepare.py)
@@ -35,7 +37,19 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from .backward import hide, produce
 from .backward_sums import BUFFERS, add_tile, async_add
 from .backward_tiles import HALF, KEYS, NEAR, count_turns, far_query_tile, find_keys, find_queries
-from .bands import load_by_columns, load_by_rows, store_by_columns, store_by_rows, store_row_ends
+from .bands import (
+    BANDS,
+    COPY,
+    is_copied,
+    load_by_columns,
+    load_by_rows,
+    load_copied,
+    load_with_ends,
+    store_by_columns,
+    store_by_query,
+    store_by_rows,
+    store_row_ends,
+)
 from .kernel import along_rows, by_eights, load_tiles, near_tile
 
 
@@ -129,18 +143,40 @@ def add_dq_and_outer(use, bars, sizes, work, SLOTS: gl.constexpr, ADD: gl.conste
 
 # ---- consumers ----------------------------------------------------------------------------------------------------------
 @gluon.jit
+def store_copied(
+    copies, ds, o_smem, copied, head, m0, n0, CID: gl.constexpr, D_ROWS: gl.constexpr, D_COLS: gl.constexpr
+):
+    """ds [keys, queries] into the gradients' bands, by way of the memory that dk and dv leave through."""
+    band_full, band_empty, rows, cols, mass, d_rows_desc, d_cols_desc = copies
+    by_query = o_smem.index(2 * CID).reshape([COPY, COPY])
+    by_key = o_smem.index(2 * CID + 1).reshape([COPY, COPY])
+    if D_ROWS:
+        by_query.permute((1, 0)).store(ds)
+    if D_COLS:
+        by_key.store(ds)
+    fence_async_shared()
+    gl.thread_barrier()
+    mbarrier.arrive(band_empty.index(copied % BANDS))
+    if D_ROWS:
+        tma.async_copy_shared_to_global(d_rows_desc, [m0, head * rows[4] + n0 + rows[5]], by_query)
+    if D_COLS:
+        tma.async_copy_shared_to_global(d_cols_desc, [n0, head * cols[4] + m0 + cols[5]], by_key)
+
+
+@gluon.jit
 def content_step(
     k, v, dk, dv, p_a, below, above, far_keys, step, before, done, head, outer, scale, m0, n0, offset, is_masked, masks, limits, bands, smem, bars,
-    S_L: gl.constexpr, A_L: gl.constexpr, CID: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, IS_NEAR: gl.constexpr,
+    copies, is_tile_copied, copied, o_smem, S_L: gl.constexpr, A_L: gl.constexpr, CID: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, IS_NEAR: gl.constexpr,
     ROWS: gl.constexpr, COLS: gl.constexpr, MASS: gl.constexpr, D_ROWS: gl.constexpr, D_COLS: gl.constexpr, WINDOW: gl.constexpr,
-    PADDED: gl.constexpr, DOCS: gl.constexpr,
+    PADDED: gl.constexpr, DOCS: gl.constexpr, COPIED: gl.constexpr, LOADED: gl.constexpr,
 ):  # fmt: skip
     """backward.take_step with content terms. far_keys: the keys' numbers of this side; below, above: sums for the ends of d_cols, in far
-    tiles below alone."""
+    tiles below alone. copied: tiles of bands so far."""
     q_smem, do_smem, stats_smem, ds_smem = smem
     full, empty, ds_full, ds_empty = bars
     q_length, k_length, left, right = limits
     rows, cols, mass = bands
+    WITHIN: gl.constexpr = not COPIED
     BM: gl.constexpr = q_smem.shape[3]
     D: gl.constexpr = q_smem.shape[4]
     at = step % STAGES
@@ -151,15 +187,22 @@ def content_step(
     zero = gl.zeros([HALF, BM], gl.float32, S_L)
     dist = n0 - m0 + offset
     begin = zero
-    if IS_NEAR and ROWS:
-        begin = load_by_columns(rows, head, m0, dist, q_length, HALF, BM, S_L)
-    if IS_NEAR and COLS:
-        begin += load_by_rows(cols, head, n0, -dist, k_length, HALF, BM, S_L)
+    if IS_NEAR and LOADED:
+        begin = load_with_ends(copies[2], copies, copied, dist, rows[5], rows[6], CID, S_L)
+    elif IS_NEAR and COPIED and is_tile_copied:
+        begin = load_copied(copies, copied, CID, ROWS, COLS, S_L)
+    else:
+        if IS_NEAR and ROWS:
+            begin = load_by_columns(rows, head, m0, dist, q_length, HALF, BM, S_L, WITHIN)
+        if IS_NEAR and COLS:
+            begin += load_by_rows(cols, head, n0, -dist, k_length, HALF, BM, S_L, WITHIN)
     if COLS and not IS_NEAR:
         begin += along_rows(far_keys, zero)
     begin_dp = zero
-    if IS_NEAR and MASS:
-        begin_dp = load_by_columns(mass, head, m0, dist, q_length, HALF, BM, S_L)
+    if IS_NEAR and LOADED and MASS:
+        begin_dp = load_with_ends(copies[4], copies, copied, dist, mass[5], mass[6], CID, S_L)
+    elif IS_NEAR and MASS:
+        begin_dp = load_by_columns(mass, head, m0, dist, q_length, HALF, BM, S_L, WITHIN)
     mbarrier.wait(full.index(at), (step // STAGES) & 1)
     if (IS_NEAR and ROWS) or COLS:
         s = warpgroup_mma(k, q.permute((1, 0)), begin, is_async=True)
@@ -185,17 +228,28 @@ def content_step(
     dp = warpgroup_mma_wait(2, deps=(dp,))
     ds = p * (dp - delta)
     ds_smem.index(slot).slice(CID * HALF, HALF, 0).store(ds.to(q_smem.dtype))
+    if COPIED or LOADED:
+        tma.store_wait(0)  # what o_smem held before is read by now
     fence_async_shared()
     gl.thread_barrier()
     mbarrier.arrive(ds_full.index(slot))
+    if IS_NEAR and LOADED:
+        mbarrier.arrive(copies[1].index(copied % BANDS))
     natural = scale * 0.6931471805599453
-    if IS_NEAR and D_ROWS:
-        store_by_columns(rows, outer, ds, head, m0, dist, q_length, natural)
-    if D_COLS:
-        if IS_NEAR:
-            below, above = store_by_rows(cols, ds, below, above, head, n0, -dist, k_length, natural)
-        else:
-            below += gl.sum(by_eights(ds), 1)
+    if IS_NEAR and COPIED and is_tile_copied:
+        store_copied(copies, (ds * natural).to(q_smem.dtype), o_smem, copied, head, m0, n0, CID, D_ROWS, D_COLS)
+    else:
+        if IS_NEAR and D_ROWS and (COPIED or LOADED):
+            store_by_query(
+                rows, outer, o_smem.index(2 * CID).reshape([COPY, COPY]), ds, head, m0, dist, q_length, natural
+            )
+        elif IS_NEAR and D_ROWS:
+            store_by_columns(rows, outer, ds, head, m0, dist, q_length, natural, WITHIN)
+        if D_COLS:
+            if IS_NEAR:
+                below, above = store_by_rows(cols, ds, below, above, head, n0, -dist, k_length, natural, WITHIN)
+            else:
+                below += gl.sum(by_eights(ds), 1)
     dk, dv = warpgroup_mma_wait(0, deps=(dk, dv))
     mbarrier.arrive(empty.index(before), pred=done > 0)
     return dk, dv, gl.convert_layout(p_low, A_L), below, above
@@ -203,9 +257,9 @@ def content_step(
 
 @gluon.jit
 def consume_content(
-    use, smem, mask_rows, bars, sizes, work, limits, bands, scale, CID: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr,
+    use, smem, mask_rows, bars, sizes, work, limits, bands, copies, reach, scale, CID: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr,
     ROWS: gl.constexpr, COLS: gl.constexpr, MASS: gl.constexpr, D_ROWS: gl.constexpr, D_COLS: gl.constexpr, WINDOW: gl.constexpr,
-    PADDED: gl.constexpr, DOCS: gl.constexpr,
+    PADDED: gl.constexpr, DOCS: gl.constexpr, COPIED: gl.constexpr, LOADED: gl.constexpr,
 ):  # fmt: skip
     dk_desc, dv_desc, key_ends_ptr, key_ends_row, outer_ptr, k_smem, v_smem, o_smem = use
     q_smem, do_smem, stats_smem, ds_smem = smem
@@ -225,6 +279,7 @@ def consume_content(
     natural = scale * 0.6931471805599453
     tile_bars = (full, empty, ds_full, ds_empty)
     step = 0
+    copied = 0
     for turn in range(count_turns(order_ptr, order_row)):
         bh, block = find_keys(order_ptr, order_row, turn, blocks)
         b = bh // kv_heads
@@ -258,7 +313,8 @@ def consume_content(
                 m0 = far_query_tile(t, right0, right1, block * spread, blocks) * BM
                 dk, dv, p_a, below, _ = content_step(
                     k, v, dk, dv, p_a, below, below, far_keys, step, before, done, head, outer, scale, m0, n0, offset, False, masks, limits, bands,
-                    smem, tile_bars, S_L, A_L, CID, STAGES, SLOTS, False, ROWS, COLS, MASS, D_ROWS, D_COLS, WINDOW, PADDED, DOCS,
+                    smem, tile_bars, copies, False, copied, o_smem, S_L, A_L, CID, STAGES, SLOTS, False, ROWS, COLS, MASS, D_ROWS, D_COLS, WINDOW, PADDED,
+                    DOCS, COPIED, LOADED,
                 )  # fmt: skip
                 before = step % STAGES
                 step += 1
@@ -270,7 +326,8 @@ def consume_content(
                 m0 = far_query_tile(t, left0, left1, block * spread, blocks) * BM
                 dk, dv, p_a, above, _ = content_step(
                     k, v, dk, dv, p_a, above, above, far_keys, step, before, done, head, outer, scale, m0, n0, offset, False, masks, limits, bands,
-                    smem, tile_bars, S_L, A_L, CID, STAGES, SLOTS, False, ROWS, COLS, MASS, D_ROWS, D_COLS, WINDOW, PADDED, DOCS,
+                    smem, tile_bars, copies, False, copied, o_smem, S_L, A_L, CID, STAGES, SLOTS, False, ROWS, COLS, MASS, D_ROWS, D_COLS, WINDOW, PADDED,
+                    DOCS, COPIED, LOADED,
                 )  # fmt: skip
                 before = step % STAGES
                 step += 1
@@ -278,13 +335,21 @@ def consume_content(
             for t in range(last - first - far_tiles):
                 tile = near_tile(t, first, right0, right1, left0, left1)
                 is_masked = (tile < clear0) | (tile >= clear1)
+                is_tile_copied = is_masked
+                if COPIED:
+                    is_tile_copied = is_copied(tile * BM, block * KEYS, offset, reach, q_length, k_length, BM, KEYS)
                 dk, dv, p_a, below, above = content_step(
                     k, v, dk, dv, p_a, below, above, far_keys, step, before, done, head, outer, scale, tile * BM, n0, offset, is_masked, masks, limits, bands,
-                    smem, tile_bars, S_L, A_L, CID, STAGES, SLOTS, True, ROWS, COLS, MASS, D_ROWS, D_COLS, WINDOW, PADDED, DOCS,
+                    smem, tile_bars, copies, is_tile_copied, copied, o_smem, S_L, A_L, CID, STAGES, SLOTS, True, ROWS, COLS, MASS, D_ROWS, D_COLS, WINDOW,
+                    PADDED, DOCS, COPIED, LOADED,
                 )  # fmt: skip
                 before = step % STAGES
                 step += 1
                 done += 1
+                if COPIED:
+                    copied += gl.where(is_tile_copied, 1, 0)
+                if LOADED:
+                    copied += 1
             if D_COLS:
                 store_row_ends(cols, below, above, head, n0, k_length, natural)
 
@@ -309,12 +374,14 @@ def consume_content(
     do_not_specialize=[
         "key_ends_row", "q_length", "k_length", "heads", "group", "batch", "spread", "left", "right", "tiles_row", "order_row", "real_row",
         "doc_q_row", "doc_k_row", "doc_queries_row", "rows_size", "rows_pitch", "rows_origin", "rows_lo", "rows_hi", "cols_size", "cols_pitch",
-        "cols_origin", "cols_lo", "cols_hi", "mass_size", "mass_pitch", "mass_origin", "mass_lo", "mass_hi", "scale",
+        "cols_origin", "cols_lo", "cols_hi", "mass_size", "mass_pitch", "mass_origin", "mass_lo", "mass_hi", "rows_shift", "cols_shift", "mass_shift",
+        "reach_lo", "reach_hi", "scale",
     ]
 )  # fmt: skip
 def backward_content(
     k_desc, v_desc, q_desc, do_desc, dk_desc, dv_desc,  # [B, heads, L, D]
     stats_desc,  # as in backward.backward
+    rows_desc, cols_desc, mass_desc, d_rows_desc, d_cols_desc, row_ends_desc, mass_ends_desc,  # tiles of bands (bands.py), or unused
     dq_ptr, tiles_ptr, order_ptr,  # as there
     real_ptr, doc_q_ptr, doc_k_ptr, doc_queries_ptr,  # as there
     key_ends_ptr,  # float32 [B, H, 2, key_ends_row]: the ends of cols, or unused
@@ -324,8 +391,9 @@ def backward_content(
     rows_ptr, d_rows_ptr, rows_size, rows_pitch, rows_origin, rows_lo, rows_hi,  # bands, or unused; size: elements of a head
     cols_ptr, d_cols_ptr, cols_size, cols_pitch, cols_origin, cols_lo, cols_hi,
     mass_ptr, mass_size, mass_pitch, mass_origin, mass_lo, mass_hi,
+    rows_shift, cols_shift, mass_shift, reach_lo, reach_hi,  # of tiles that are copied: band_layout.Band.shift, and the distances that both bands have
     STAGES: gl.constexpr, SLOTS: gl.constexpr, ADD: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr, MASS: gl.constexpr,
-    D_ROWS: gl.constexpr, D_COLS: gl.constexpr, WINDOW: gl.constexpr, PADDED: gl.constexpr, DOCS: gl.constexpr,
+    D_ROWS: gl.constexpr, D_COLS: gl.constexpr, WINDOW: gl.constexpr, PADDED: gl.constexpr, DOCS: gl.constexpr, COPIED: gl.constexpr, LOADED: gl.constexpr,
     CONSUMER_REGISTERS: gl.constexpr, ADDER_REGISTERS: gl.constexpr, REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """dk, dv, the sums of dq / scale, and the bands' gradients. r = j - i + offset, the offset of a batch row being in tiles."""
@@ -347,6 +415,23 @@ def backward_content(
     if D_ROWS and BM == 64:
         ones_smem = gl.allocate_shared_memory(DTYPE, [8, KEYS], gl.NVMMASharedLayout(128, 16, 2))
         ones_smem.store(gl.full([8, KEYS], 1.0, DTYPE, gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])))
+    COPY_ROWS: gl.constexpr = ROWS and (COPIED or LOADED)
+    COPY_COLS: gl.constexpr = COLS and COPIED
+    COPY_MASS: gl.constexpr = MASS and LOADED
+    rows_smem = ds_smem
+    cols_smem = ds_smem
+    mass_smem = ds_smem
+    row_ends_smem = stats_smem
+    mass_ends_smem = stats_smem
+    if COPY_ROWS:
+        rows_smem = gl.allocate_shared_memory(DTYPE, [2 * BANDS, COPY, COPY], rows_desc.layout)
+    if COPY_COLS:
+        cols_smem = gl.allocate_shared_memory(DTYPE, [2 * BANDS, COPY, COPY], cols_desc.layout)
+    if COPY_MASS:
+        mass_smem = gl.allocate_shared_memory(DTYPE, [2 * BANDS, COPY, COPY], mass_desc.layout)
+        mass_ends_smem = gl.allocate_shared_memory(gl.float32, [2 * BANDS, 1, COPY], mass_ends_desc.layout)
+    if LOADED:
+        row_ends_smem = gl.allocate_shared_memory(gl.float32, [2 * BANDS, 1, COPY], row_ends_desc.layout)
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     kv_full = gl.allocate_shared_memory(gl.int64, [1, 1], BARRIER)
     kv_empty = gl.allocate_shared_memory(gl.int64, [1, 1], BARRIER)
@@ -354,6 +439,11 @@ def backward_content(
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
     ds_full = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], BARRIER)
     ds_empty = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], BARRIER)
+    band_full = gl.allocate_shared_memory(gl.int64, [BANDS, 1], BARRIER)
+    band_empty = gl.allocate_shared_memory(gl.int64, [BANDS, 1], BARRIER)
+    for i in gl.static_range(BANDS):
+        mbarrier.init(band_full.index(i), count=1)
+        mbarrier.init(band_empty.index(i), count=2)
     mbarrier.init(kv_full.index(0), count=1)
     mbarrier.init(kv_empty.index(0), count=3)
     for i in gl.static_range(STAGES):
@@ -377,10 +467,16 @@ def backward_content(
         (cols_ptr, d_cols_ptr, cols_size, cols_pitch, cols_origin, cols_lo, cols_hi),
         (mass_ptr, mass_ptr, mass_size, mass_pitch, mass_origin, mass_lo, mass_hi),
     )
+    copies = (
+        band_full, band_empty, (rows_desc, row_ends_desc, rows_smem, row_ends_smem, rows_size, rows_shift),
+        (cols_desc, cols_desc, cols_smem, cols_smem, cols_size, cols_shift),
+        (mass_desc, mass_ends_desc, mass_smem, mass_ends_smem, mass_size, mass_shift), d_rows_desc, d_cols_desc,
+    )  # fmt: skip
+    reach = (reach_lo, reach_hi)
     # Constants are written in the calls: in a tuple with a name they would become tensors.
     gl.warp_specialize([
-        (consume_content, (use, smem, masks, bars, sizes, work, limits, bands, scale, 0, STAGES, SLOTS, ROWS, COLS, MASS, D_ROWS, D_COLS, WINDOW, PADDED, DOCS)),
-        (consume_content, (use, smem, masks, bars, sizes, work, limits, bands, scale, 1, STAGES, SLOTS, ROWS, COLS, MASS, D_ROWS, D_COLS, WINDOW, PADDED, DOCS)),
+        (consume_content, (use, smem, masks, bars, sizes, work, limits, bands, copies, reach, scale, 0, STAGES, SLOTS, ROWS, COLS, MASS, D_ROWS, D_COLS, WINDOW, PADDED, DOCS, COPIED, LOADED)),
+        (consume_content, (use, smem, masks, bars, sizes, work, limits, bands, copies, reach, scale, 1, STAGES, SLOTS, ROWS, COLS, MASS, D_ROWS, D_COLS, WINDOW, PADDED, DOCS, COPIED, LOADED)),
         (add_dq_and_outer, ((dq_ptr, outer_ptr, k_smem, ds_smem, dq_smem, ones_smem), (kv_full, kv_empty, ds_full, ds_empty), sizes, work, SLOTS, ADD, D_ROWS)),
-        (produce, (load, (kv_full, kv_empty, full, empty), sizes, work, STAGES)),
+        (produce, (load, (kv_full, kv_empty, full, empty), sizes, work, copies, reach, STAGES, COPY_ROWS, COPY_COLS, COPY_MASS, LOADED)),
     ], [4, 4, 1], [CONSUMER_REGISTERS, ADDER_REGISTERS, REGISTERS])  # fmt: skip

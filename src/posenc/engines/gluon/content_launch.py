@@ -15,8 +15,9 @@ from ..triton.launcher import Launch
 from .backward_launch import Schedule, _describe_sums, _view, order_keys
 from .backward_prepare import finish
 from .backward_tiles import HALF, KEYS
+from .bands import can_copy, describe_band, describe_ends
 from .content_backward import backward_content
-from .content_prepare import finish_rows, prepare_content
+from .content_prepare import clear_rest, finish_rows, prepare_content
 from .kernel import NUMBERS
 from .launch import LOG2E, NO_LIMIT, _describe, _rows
 
@@ -38,7 +39,7 @@ def run_backward(
     dq: Tensor, dk: Tensor, dv: Tensor, rows: Band | None, cols: Band | None, mass: Band | None, d_rows: Band | None, d_cols: Band | None,
     schedule: Schedule | None = None,
 ) -> None:  # fmt: skip
-    """Fills dq, dk and dv without what rows and cols add to them, and d_rows and d_cols, which begin with zeros."""
+    """Fills dq, dk and dv without what rows and cols add to them, and d_rows and d_cols."""
     q, k, v = x.q, x.k, x.v
     batch, heads, q_length, size = q.shape
     kv_heads, k_length = k.shape[1:3]
@@ -57,21 +58,48 @@ def run_backward(
         scale * LOG2E, size, s.queries, KEYS.value, num_warps=4,
     )  # fmt: skip
 
+    tiles_row = 0 if batch_rows == 1 else blocks * NUMBERS.value
+    for band, is_key, length, other_length in ((d_rows, False, q_length, k_length), (d_cols, True, k_length, q_length)):
+        if band is not None:
+            own = HALF.value if is_key else s.queries
+            launch(
+                clear_rest, batch * heads * -(-length // own), band.ptr, band.h, band.pitch, band.origin, band.lo, band.hi, tiles, tiles_row, heads,
+                length, other_length, -num.offset if is_key else num.offset, s.queries, KEYS.value, own, is_key, num_warps=4,
+            )  # fmt: skip
+
     processors = torch.cuda.get_device_properties(q.device).multi_processor_count
     numbers, order_row, programs = order_keys(x, num, KEYS.value, s.queries, processors)
     outer = stats if d_rows is None else lse.new_zeros(batch * heads, blocks, q_tiles * s.queries)
     masks, mask_rows = zip(*(_rows(y, lse) for y in (x.key_mask, x.doc_q, x.doc_k, x.doc_k_queries)), strict=True)
     layout = gl.NVMMASharedLayout(0, 32, 2)
+    bands = (rows, cols, mass, d_rows, d_cols)
+    can = size == 64 and all(band is None or can_copy(band, max(q_length, k_length)) for band in bands)
+    has_both = (rows is None) == (d_rows is None) and (cols is None) == (d_cols is None)
+    copied = s.copied > 0 and can and bool(num.wide) and mass is None and has_both
+    loaded = s.copied > 0 and can and not copied and cols is None and rows is not None
+    sides = (
+        (q_length, k_length),
+        (k_length, q_length),
+        (q_length, k_length),
+        (q_length, k_length),
+        (k_length, q_length),
+    )
+    copies = [
+        q if band is None or not (copied or loaded) else describe_band(band, *side) for band, side in zip(bands, sides, strict=True)
+    ] + [q if band is None or not loaded else describe_ends(band, q_length) for band in (rows, mass)]  # fmt: skip
+    reach_lo = max([-NO_LIMIT if rows is None else rows.lo, -NO_LIMIT if cols is None else 1 - cols.hi])
+    reach_hi = min([NO_LIMIT if rows is None else rows.hi, NO_LIMIT if cols is None else -1 - cols.lo])
     launch(
         backward_content, programs, _describe(k, KEYS.value), _describe(v, KEYS.value), _describe(q, s.queries),
         _describe(do, s.queries), _describe(dk, HALF.value), _describe(dv, HALF.value),
-        TensorDescriptor(stats, list(stats.shape), [2 * s.queries, 1], [1, 2 * s.queries], layout),
+        TensorDescriptor(stats, list(stats.shape), [2 * s.queries, 1], [1, 2 * s.queries], layout), *copies,
         _describe_sums(sums, size, s.queries) if s.add == 3 else sums, tiles, constant(numbers, q.device, torch.int32), *masks,
         lse if cols is None else cols.ends, outer, scale * LOG2E, 0 if cols is None else cols.rows, q_length, k_length, heads, heads // kv_heads, batch,
-        s.spread, NO_LIMIT if left is None else left, NO_LIMIT if right is None else right, 0 if batch_rows == 1 else blocks * NUMBERS.value, order_row, *mask_rows,
+        s.spread, NO_LIMIT if left is None else left, NO_LIMIT if right is None else right, tiles_row, order_row, *mask_rows,
         *_flatten(rows, d_rows, q), *_flatten(cols, d_cols, q), *_flatten(mass, mass, q)[1:],
+        0 if rows is None else rows.shift, 0 if cols is None else cols.shift, 0 if mass is None else mass.shift, reach_lo, reach_hi,
         STAGES=s.stages, SLOTS=s.slots, ADD=s.add, ROWS=rows is not None, COLS=cols is not None, MASS=mass is not None,
-        D_ROWS=d_rows is not None, D_COLS=d_cols is not None, WINDOW=left is not None, PADDED=x.key_mask is not None, DOCS=x.doc_q is not None,
+        D_ROWS=d_rows is not None, D_COLS=d_cols is not None, WINDOW=left is not None, PADDED=x.key_mask is not None, DOCS=x.doc_q is not None, COPIED=copied, LOADED=loaded,
         CONSUMER_REGISTERS=s.registers[0], ADDER_REGISTERS=s.registers[1], REGISTERS=s.registers[2], num_warps=4,
     )  # fmt: skip
     launch(

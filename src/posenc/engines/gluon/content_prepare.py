@@ -1,5 +1,5 @@
 """What runs before and after the Gluon backward kernel with content terms: lse and delta less the far field's constants, tiles, zeros for dq's
-sums; the sums of the keys beyond a span."""
+sums and where no tile of a gradient's band is stored; the sums of the keys beyond a span."""
 
 from __future__ import annotations
 
@@ -53,6 +53,46 @@ def prepare_content(
     else:
         at = pid - batch_heads * tiles_of_queries
         split_keys(at, tiles, count, positions, masks, q_length, k_length, offset, left, right, lo, hi, BM, KEYS, KEYS)
+
+
+@triton.jit(
+    do_not_specialize=["size", "pitch", "origin", "lo", "hi", "tiles_row", "heads", "length", "other_length", "offset"]
+)
+def clear_rest(
+    band, size, pitch, origin, lo, hi, tiles, tiles_row, heads, length, other_length, offset, BM: tl.constexpr, KEYS: tl.constexpr,
+    OWN: tl.constexpr, OWN_IS_KEY: tl.constexpr,
+):  # fmt: skip
+    """Zeros in a gradient's band where the kernel stores nothing: before and after each token's span, and for pairs of tiles that are far, not
+    visited, or not there. offset: of the band's distances, other - own + offset."""
+    OTHER: tl.constexpr = BM if OWN_IS_KEY else KEYS
+    count = tl.cdiv(length, OWN)
+    tile, bh = tl.program_id(0) % count, (tl.program_id(0) // count).to(tl.int64)
+    own0 = tile * OWN
+    own = own0 + tl.arange(0, OWN)
+    row = band + bh * size + (own.to(tl.int64) * (pitch + 1) - origin)[:, None]
+    valid = (own < length)[:, None]
+    zeros = tl.zeros([OWN, 32], band.dtype.element_ty)
+    room = tl.arange(0, 32)[None, :]
+    tl.store(row + origin + room, zeros, mask=valid & (origin + room < lo))
+    tl.store(row + hi + 1 + room, zeros, mask=valid & (hi + 1 + room <= origin + pitch))
+    before = 1 << 20  # tiles before the first: divisions round towards zero
+    begin = (own0 + lo - offset + before * OTHER) // OTHER - before
+    end = (own0 + OWN - 1 + hi - offset + before * OTHER) // OTHER - before
+    for other_tile in range(begin, end + 1):
+        is_there = (other_tile >= 0) & (other_tile * OTHER < other_length)
+        block, t = other_tile, own0 // BM
+        if OWN_IS_KEY:
+            block, t = own0 // KEYS, other_tile
+        at = tiles + bh // heads * tiles_row + tl.where(is_there, block, 0) * 9
+        is_far = ((t >= tl.load(at + 1)) & (t < tl.load(at + 2))) | ((t >= tl.load(at + 3)) & (t < tl.load(at + 4)))
+        is_stored = is_there & (t >= tl.load(at)) & (t < tl.load(at + 5)) & (is_far == 0)
+        if (is_stored == 0) | (other_tile * OTHER + OTHER > other_length):
+            other = (other_tile * OTHER + tl.arange(0, OTHER))[None, :]
+            r = other - own[:, None] + offset
+            is_empty = other >= tl.where(is_stored, other_length, begin * OTHER)
+            tl.store(
+                row + r, tl.zeros([OWN, OTHER], band.dtype.element_ty), mask=valid & (r >= lo) & (r <= hi) & is_empty
+            )
 
 
 @triton.jit(do_not_specialize=["row", "blocks", "q_length", "offset", "size", "pitch", "origin", "lo", "hi", "scale"])

@@ -188,7 +188,7 @@ def run_backward(
         several = len(blocks) > 1
         d_cols = make_band(
             q, heads, num.cols_lo, num.cols_hi, -num.offset, 0, k_length,
-            dtype=torch.float32 if several else None, zero=several or runs_gluon, fixed_point=fixed_point,
+            dtype=torch.float32 if several else None, zero=several, fixed_point=fixed_point,
         )  # fmt: skip
     delta = torch.empty_like(lse)
     ends = lse.new_empty(4, *lse.shape)
@@ -218,7 +218,7 @@ def run_backward(
             terms = terms._replace(rows=_make_rows(launch, x, num, scale, kind, first, last))
         if needs_rows:
             lo, hi = terms.rows.lo, terms.rows.hi
-            d_rows = make_band(q, heads, lo, hi, num.offset, first, last, fixed_point=fixed_point, zero=runs_gluon)
+            d_rows = make_band(q, heads, lo, hi, num.offset, first, last, fixed_point=fixed_point)
             d_terms = d_terms._replace(rows=d_rows)
         if not (runs_gluon and _run_gluon(launch, do, d_lse, out, lse, x, num, scale, grads, terms, d_terms)):
             sizes = _sizes(x, num, first, last)
