@@ -89,8 +89,8 @@ def to_flex(q: Tensor, k: Tensor, v: Tensor, plan: Plan, **masks: Unpack[MaskOpt
         added.append(lambda b, h, i, j: c_q[b, h, i] - c_k[b, h, j])
     extra = mask.added()
     if extra is not None:
-        values = captured["mask"] = extra.expand(*q.shape[:3], k.shape[2])
-        added.append(lambda b, h, i, j: values[b, h, i, j])
+        shown = captured["mask"] = extra.expand(*q.shape[:3], k.shape[2])
+        added.append(lambda b, h, i, j: shown[b, h, i, j])
 
     def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         if by_query is not None:
@@ -176,8 +176,8 @@ def _mask_mod(mask: Mask, q: Tensor, k: Tensor, captured: dict[str, Tensor]) -> 
         captured["documents[0]"], captured["documents[1]"] = ours, theirs
         parts.append(lambda b, h, i, j: ours[b, i] == theirs[b, j])
     if mask.extra is not None and mask.extra.dtype == torch.bool:
-        values = captured["mask"] = mask.extra.expand(*q.shape[:3], k.shape[2])
-        parts.append(lambda b, h, i, j: values[b, h, i, j])
+        shown = captured["mask"] = mask.extra.expand(*q.shape[:3], k.shape[2])
+        parts.append(lambda b, h, i, j: shown[b, h, i, j])
     if not parts:
         return None
 

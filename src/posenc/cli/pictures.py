@@ -7,7 +7,7 @@ shown without a picture.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..core import checks, formulas
@@ -434,7 +434,7 @@ def _grid(size: Any) -> tuple[int, int]:
     return size[0], size[1]
 
 
-PICTURES: dict[str, Callable[[Options], list[str]]] = {
+PICTURES: Mapping[str, Callable[[Options], list[str]]] = {
     picture.__name__: picture
     for picture in (
         none, sinusoidal, learned, shaw, clipped, t5, transformer_xl, deberta, rope, axial, sinusoidal_2d, xpos, relative_logits, alibi, sinks,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from ..core.html_tags import Markup, table, tag
 from . import lines, svg
-from .html_tags import Markup, table, tag
 from .report import columns, fold, pad, page, printable
 from .results import Mean, Results, metric_of
 from .texts import Words

@@ -3,51 +3,21 @@
 from __future__ import annotations
 
 import math
+import tomllib
+from pathlib import Path
 from typing import Any
 
-from .html_tags import Markup, join, table, tag
+from ..core.html_tags import Markup, join, table, tag
 from .results import Mean, Results
 from .texts import Words
 
 ENGLISH = Words("en")
 
-# perplexities as printed in the papers; sizes in tokens, the first is the training length: others are compared by their multiple of it
-TABLES: dict[str, tuple[str, tuple[int, ...], dict[str, tuple[float | None, ...]]]] = {
-    "alibi": (
-        "ALiBi (Press et al. 2021, Table 2): WikiText-103, 247 M parameters, trained at 512",
-        (512, 1012, 2512, 8512, 15512),
-        {
-            "sinusoidal": (20.05, 43.54, 132.4, 305.7, 406.0),
-            "rope": (20.07, 21.37, 31.58, 54.98, 79.25),
-            "t5": (19.65, 18.79, 20.41, 43.08, None),
-            "alibi": (19.73, 18.73, 18.41, 18.34, 18.31),
-        },
-    ),
-    "kerple": (
-        "KERPLE (Chi et al. 2022): OpenWebText2, 162 M parameters, trained at 512, 5 seeds",
-        (512, 1024, 2048, 4096, 8192, 16384),
-        {
-            "sinusoidal": (33.0, 750.0, 5507.0, 14039.0, 22621.0, 30046.0),
-            "rope": (24.2, 32.8, 62.4, 111.0, 185.0, 269.0),
-            "t5": (23.7, 21.9, 21.7, 22.5, 25.5, 31.4),
-            "alibi": (23.9, 22.4, 22.5, 22.2, 22.3, 22.5),
-            "kerple": (23.9, 22.0, 21.6, 21.2, 21.3, 21.4),
-            "kerple:form=power": (23.9, 22.1, 21.9, 21.5, 21.6, 21.6),
-        },
-    ),
-    # from one public transcription of the paper's HTML page (v3), not checked against the paper itself
-    "cable": (
-        "CABLE (Veisi et al. 2025, Table 1): WikiText-103, 44 M parameters, trained at 1024",
-        (1024, 2048, 4096, 8192, 15360),
-        {
-            "rope": (22.26, 41.40, 114.77, 220.56, 375.62),
-            "t5": (23.60, 27.64, 73.99, 198.64, 411.09),
-            "alibi": (22.74, 22.05, 21.73, 21.58, 21.30),
-            "kerple": (22.56, 21.72, 21.32, 21.33, 21.58),
-            "fire": (22.90, 22.68, 29.57, 54.89, 104.79),
-        },
-    ),
+TABLES: dict[str, tuple[str, list[int], dict[str, list[float]]]] = {
+    name: (table["title"], table["sizes"], table["perplexities"])
+    for name, table in tomllib.loads(Path(__file__).with_name("published.toml").read_text(encoding="utf-8")).items()
 }
+"""Title, lengths and perplexities of each encoding."""
 HOLDS = 0.05  # nats: the same threshold for published and measured changes
 
 
@@ -58,9 +28,9 @@ def rows(name: str, results: Results) -> list[tuple[str, int, float, float | Non
     found = []
     for encoding, perplexities in encodings.items():
         for size, perplexity in zip(sizes[1:], perplexities[1:]):
-            if perplexity is None:
+            if math.isnan(perplexity):
                 continue
-            published = math.log(perplexity / perplexities[0])  # type: ignore[operator]
+            published = math.log(perplexity / perplexities[0])
             measured = None
             if task is not None:
                 nearest = _nearest(task, size * task["train"] / sizes[0])
@@ -84,7 +54,7 @@ def orders(name: str, results: Results) -> list[tuple[int, list[str], list[str]]
         for encoding, perplexities in encodings.items():
             point = None if nearest is None else results.point(task, encoding, nearest, "loss")  # type: ignore[arg-type]
             perplexity = perplexities[column]
-            if perplexity is not None and isinstance(point, Mean):
+            if isinstance(point, Mean) and not math.isnan(perplexity):
                 theirs[encoding], ours[encoding] = perplexity, point.value
         if len(ours) > 1:
             found.append((size, sorted(theirs, key=theirs.__getitem__), sorted(ours, key=ours.__getitem__)))

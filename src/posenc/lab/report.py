@@ -14,8 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ..core.html_tags import Markup, join, table, tag
 from . import answer, evidence, lines, published, summary, svg, verdict
-from .html_tags import Markup, join, table, tag
 from .results import Mean, Results, metric_of
 from .store import write
 from .texts import LANGUAGES, TAGS, Words

@@ -11,8 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ..core.html_tags import Markup, join, tag
 from . import answer, evidence, lines, svg, verdict
-from .html_tags import Markup, join, tag
 from .results import Mean, Results, metric_of
 from .texts import TAGS, Words
 from .verdict import Standing

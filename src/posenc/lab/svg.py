@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from .html_tags import Markup, tag
+from ..core.html_tags import Markup, tag
 from .lines import Style
 
 WIDTH, LEFT, TOP, BOTTOM = 440, 42, 46, 52

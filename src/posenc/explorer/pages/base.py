@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from html import escape
 from typing import Any, ClassVar
 
 from ...core import documentation
+from ...core.html_tags import Markup, join, tag
 from ...core.translation import Translation
 from ...plot.panels import Panel
 from ..url_state import State
@@ -78,11 +78,23 @@ class Page:
         return {key: given.get(key, default) for key, default in defaults.items()}
 
 
-def documentation_link(page: str, text: str, words: Translation) -> str:
+def documentation_link(page: str, text: str, words: Translation) -> Markup:
     """A link to a page of the documentation: on its site, or as built in this clone. Without either, how to build it."""
     address = documentation.address_of(page, words("language"))
     if documentation.built_site() is not None and not address.startswith("http"):
         address = f"/docs/{documentation.path_of(page, words('language'))}"
     if not address.startswith(("http", "/")):
-        return f"{escape(text)}: <code>{escape(address)}</code>"
-    return f'<a href="{escape(address)}" target="_blank" rel="noopener">{escape(text)}</a>'
+        return join([text, ": ", tag("code", address)])
+    return tag("a", text, href=address, target="_blank", rel="noopener")
+
+
+def facts_table(
+    header: Sequence[str], rows: Sequence[Sequence[str]], classes: Sequence[str] = (), caption: str = "", **attributes: str
+) -> Markup:  # fmt: skip
+    """A table whose first column names the rows; on narrow screens each cell has its column's name."""
+    lines = [
+        tag("tr", tag("th", row[0], scope="row"), *(tag("td", cell, data_label=name) for name, cell in zip(header[1:], row[1:])), **kind)
+        for row, kind in zip(rows, [{"class_": one} for one in classes] or [{}] * len(rows))
+    ]  # fmt: skip
+    head = tag("thead", tag("tr", *(tag("th", name, scope="col") for name in header)))
+    return tag("table", *[tag("caption", caption)] * bool(caption), head, tag("tbody", *lines), class_="facts", **attributes)  # fmt: skip

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
-from html import escape
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ...core.html_tags import Markup, join, tag
 from ...core.plan import Plan
 from ...core.positions import Positions
 from ...core.translation import Translation
@@ -24,7 +24,7 @@ from .. import url_state
 from ..cancellation import checkpoint
 from ..url_state import InputError, State
 from . import snippets
-from .base import Controls, Figure, Page, View
+from .base import Controls, Figure, Page, View, facts_table
 from .option_controls import FURTHEST, Option, options_of, validate
 from .table_origin import axes_notes, trained_notes, untrained_notes
 
@@ -190,11 +190,12 @@ class Compare(Page):
         subjects = [_subject(word) for word in chosen_words.values()]
         origin = trained_notes(subjects, words)
         labelled = {_label(name, slot, chosen): (name, options) for slot, (name, options) in chosen.items()}
+        costs = _costs(chosen_words, length, share, words)
         drawn_encodings = {label: labelled[label] for label in chosen_words}
         return View(
             [Figure(curves, columns=3, height=370), Figure(_coloured(heat, colours, words), columns=3, height=390)],
             code=snippets.kernels(drawn_encodings, length),
-            html=_costs(chosen_words, length, share, words) + _paragraphs([*_sampling(length, most, words), *origin]),
+            html=join([costs, *(tag("p", sentence) for sentence in [*_sampling(length, most, words), *origin])]),
             notes=[*notes, *untrained_notes(subjects, words), *axes_notes(subjects, words), *hidden],
             finer=coarse,
         )
@@ -422,7 +423,7 @@ def _hidden(over: dict[str, Any], scale: str, words: Translation) -> list[str]:
     return notes
 
 
-def _costs(chosen: dict[str, str], length: int, share: dict[str, float], words: Translation) -> str:
+def _costs(chosen: dict[str, str], length: int, share: dict[str, float], words: Translation) -> Markup:
     """An HTML table of each encoding's cost at this length."""
     heads = analysis.LAYER_SIZES["heads"]
     header = ("encoding", "parameters", "own memory", "dense memory", "constant beyond", "share past")
@@ -435,19 +436,7 @@ def _costs(chosen: dict[str, str], length: int, share: dict[str, float], words: 
             (label, f"{parameters:,}", _format_bytes(plan_memory(word, length)), _format_bytes(4 * heads * length * length),
              constant, f"{share[label]:.1%}")
         )  # fmt: skip
-    head = "".join(f'<th scope="col">{escape(words(name))}</th>' for name in header)
-    body = "".join(
-        f'<tr><th scope="row">{escape(row[0])}</th>'
-        + "".join(
-            f'<td data-label="{escape(words(name))}">{escape(cell)}</td>' for name, cell in zip(header[1:], row[1:])
-        )
-        + "</tr>"
-        for row in rows
-    )
-    return (
-        f'<table class="facts"><caption>{escape(words("costs", length=length))}</caption>'
-        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-    )
+    return facts_table([words(name) for name in header], rows, caption=words("costs", length=length))
 
 
 def _sampling(length: int, most: int, words: Translation) -> list[str]:
@@ -456,10 +445,6 @@ def _sampling(length: int, most: int, words: Translation) -> list[str]:
         return []
     number = len(analysis.sample_positions(length, most))
     return [words("sampled" if length <= EASY else "sampled csv", most=number, length=length)]
-
-
-def _paragraphs(sentences: list[str]) -> str:
-    return "".join(f"<p>{escape(sentence)}</p>" for sentence in sentences)
 
 
 def plan_memory(word: str, length: int) -> int:

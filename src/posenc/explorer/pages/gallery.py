@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from html import escape
-
+from ...core.html_tags import Markup, tag
 from ...core.translation import Translation
 from ...encodings.registry import OWN_ATTENTION, find_card, list_encodings
 from ...plot import analysis, panels
@@ -49,7 +48,7 @@ def names() -> list[str]:
     return [*list_encodings(), *OWN_ATTENTION]
 
 
-def _card(name: str, subject: analysis.Subject | None, words: Translation) -> str:
+def _card(name: str, subject: analysis.Subject | None, words: Translation) -> Markup:
     which, description = find_card(name), describe(name, words.table["language"])
     size = ""
     if subject is not None:
@@ -65,11 +64,8 @@ def _card(name: str, subject: analysis.Subject | None, words: Translation) -> st
     }
     if subject is not None and subject.tables == "trained":
         rows[words("values drawn")] = " ".join(trained_notes([subject], words))
-    facts = "".join(f"<dt>{escape(label)}</dt><dd>{escape(text)}</dd>" for label, text in rows.items())
     if which.module.startswith("posenc."):  # one that the user registered has no page
-        link = documentation_link(f"encodings/{name}.html", words("page of", name=name), words)
-        facts += f"<dt>{escape(words('documentation'))}</dt><dd>{link}</dd>"
-    return (
-        f'<article class="card"><h2>{escape(name)} <code>{escape(which.public_name)}</code></h2>'
-        f'<p class="formula">{escape(which.formula)}</p><dl>{facts}</dl></article>'
-    )
+        rows[words("documentation")] = documentation_link(f"encodings/{name}.html", words("page of", name=name), words)
+    facts = [tag(kind, text) for row in rows.items() for kind, text in zip(("dt", "dd"), row)]
+    title = tag("h2", f"{name} ", tag("code", which.public_name))
+    return tag("article", title, tag("p", which.formula, class_="formula"), tag("dl", *facts), class_="card")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from html import escape
 from typing import Any
 
+from ...core.html_tags import Markup, tag
 from ...core.translation import Translation
 from .. import url_state
 from ..url_state import State
@@ -83,11 +83,10 @@ def _number(chapter: Chapter, state: State, words: Translation) -> float:
     return int(found) if isinstance(chapter.step, int) else round(found, 6)
 
 
-def _text(chapter: Chapter, words: Translation) -> str:
+def _text(chapter: Chapter, words: Translation) -> Markup:
     at = _language(words)
     link = documentation_link(f"course/{chapter.page}.html", words("whole chapter"), words)
-    return (
-        f'<article class="card"><h2>{CHAPTERS.index(chapter) + 1}. {escape(chapter.title[at])}</h2>'
-        f"<p>{escape(chapter.caption[at])}</p><p><strong>{escape(words('try it'))}</strong> {escape(chapter.change[at])}</p>"
-        f"<p>{link}</p></article>"
-    )
+    return tag(
+        "article", tag("h2", f"{CHAPTERS.index(chapter) + 1}. {chapter.title[at]}"), tag("p", chapter.caption[at]),
+        tag("p", tag("strong", words("try it")), f" {chapter.change[at]}"), tag("p", link), class_="card",
+    )  # fmt: skip

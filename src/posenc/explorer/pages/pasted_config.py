@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import fields
-from html import escape
 from typing import Any, NamedTuple
 
+from ...core.html_tags import join, tag
 from ...core.translation import Translation
 from ...encodings.rope import scaling as kinds
 from ...encodings.rope.rope import RoPE
 from ...encodings.rope.scaling import Scaling
 from .. import url_state
 from ..url_state import InputError
+from .base import facts_table
 
 KINDS: dict[str, type[Scaling]] = {
     "linear": kinds.Linear, "ntk": kinds.NTK, "dynamic": kinds.DynamicNTK, "yarn": kinds.YaRN, "llama3": kinds.Llama3,
@@ -162,18 +163,16 @@ def compared(text: str, form: Mapping[str, Any], words: Translation) -> str:
         rows = differences(text, form, words)
     except ValueError:  # the form was filled in by hand after a text that is no configuration
         return ""
-    title = f"<h2>{escape(words('json compared'))}</h2>"
-    same = all(equal for *_, equal in rows)
-    sentence = words("json same") if same else words("json differs", number=sum(not equal for *_, equal in rows))
-    head = "".join(f'<th scope="col">{escape(words(f"json {name}"))}</th>' for name in ("setting", "pasted", "here"))
-    labels = [escape(words(f"json {name}")) for name in ("pasted", "here")]
-    body = "".join(
-        f'<tr class="{"same" if equal else "differs"}"><th scope="row">{"" if equal else "≠ "}{escape(name)}</th>'
-        f'<td data-label="{labels[0]}">{escape(left)}</td><td data-label="{labels[1]}">{escape(right)}</td></tr>'
-        for name, left, right, equal in sorted(rows, key=lambda row: row[3])  # differences first
-    )
-    table = f'<table class="facts" id="extend-compared"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
-    return f"{title}<p>{escape(sentence)}</p>{table}"
+    rows = sorted(rows, key=lambda row: row[3])  # differences first
+    differing = sum(not equal for *_, equal in rows)
+    return join([
+        tag("h2", words("json compared")), tag("p", words("json differs", number=differing) if differing else words("json same")),
+        facts_table(
+            [words(f"json {name}") for name in ("setting", "pasted", "here")],
+            [(name if equal else f"≠ {name}", *values) for name, *values, equal in rows],
+            ["same" if equal else "differs" for *_, equal in rows], id="extend-compared",
+        ),
+    ])  # fmt: skip
 
 
 def _flat(config: Mapping[str, Any]) -> dict[str, Any]:

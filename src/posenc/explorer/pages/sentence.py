@@ -6,7 +6,6 @@ import inspect
 import unicodedata
 import zlib
 from functools import lru_cache
-from html import escape
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from torch import Tensor
 
 import posenc
 
+from ...core.html_tags import join, tag
 from ...core.positions import Positions
 from ...core.translation import Translation
 from ...encodings.registry import info, list_encodings
@@ -94,7 +94,7 @@ class Sentence(Page):
         else:
             shift = url_state.read_int(state, "shift", 0, 1_000_000, words)
             changed, note = _shift(chosen, tokens, head, causal, shift, name, words)
-        listed = "".join(f'<li value="{n}"><bdi>{escape(token)}</bdi></li>' for n, token in enumerate(tokens))
+        listed = [tag("li", tag("bdi", token), value=n) for n, token in enumerate(tokens)]
         return View(
             [
                 Figure(patterns, columns=6, height=190, mosaic=True),
@@ -102,9 +102,14 @@ class Sentence(Page):
                 Figure(changed, columns=3, height=400),
             ],
             code=_code(tokens, name, strength, causal),
-            html=f"<p>{escape(words('random tables'))}</p>"
-            f"<h2>{escape(words('tokens'))}</h2><p>{escape(words('tokens how'))}</p>"
-            f'<ol class="tokens" start="0">{listed}</ol>',
+            html=join(
+                [
+                    tag("p", words("random tables")),
+                    tag("h2", words("tokens")),
+                    tag("p", words("tokens how")),
+                    tag("ol", *listed, class_="tokens", start=0),
+                ]
+            ),
             notes=[
                 *notes,
                 note,
