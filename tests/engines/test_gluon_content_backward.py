@@ -142,6 +142,9 @@ def test_whole_tiles_of_wide_bands_are_copied(kernel, monkeypatch):
     )
     assert copied
     copied.clear()
+    check(kernel, monkeypatch, "wide", (500, 450), start=7, size=128, states=16, masks={"causal": True})
+    assert copied
+    copied.clear()
     check(kernel, monkeypatch, "wide", (500, 500), ("query", "key"), copied=0)
     check(kernel, monkeypatch, "shaw", (500, 500), ("query", "key"))
     assert not copied

@@ -106,7 +106,7 @@ def produce(
                             tile * BM, n0, offset, reach, q_length, k_length, BM, PARTS * PART
                         )
                     if is_wanted:
-                        copy_tiles(copies, copied, b * heads + h, tile * BM, n0, ROWS, COLS, MASS, ENDS)
+                        copy_tiles(copies, copied, b * heads + h, tile * BM, n0, BM, ROWS, COLS, MASS, ENDS)
                         copied += 1
                 step += 1
 

@@ -23,23 +23,22 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from ..triton.band_layout import Band
 from .kernel import by_eights, coordinates
 
-COPY = gl.constexpr(64)  # tokens of a tile that is copied, on either side
+COPY = gl.constexpr(64)  # keys of a tile that is copied
 BANDS = gl.constexpr(2)  # tiles of bands that the producer may be ahead
 
 
 # ---- tiles that are copied --------------------------------------------------------------------------------------------
-def describe_band(band: Band, own: int, other: int) -> TensorDescriptor:
+def describe_band(band: Band, own: int, other: int, block: list[int]) -> TensorDescriptor:
     """[own, heads * size + other]: element (t, head * size + s + band.shift) is the pair of the tokens t and s."""
     heads = band.ptr.numel() // band.h
-    shape, block = [own, heads * band.h + other], [COPY.value, COPY.value]
-    layout = gl.NVMMASharedLayout(128, 16, 2)
-    return TensorDescriptor(band.ptr, shape, [band.pitch, 1], block, layout)
+    layout = gl.NVMMASharedLayout(2 * block[1], 16, 2)
+    return TensorDescriptor(band.ptr, [own, heads * band.h + other], [band.pitch, 1], block, layout)
 
 
-def describe_ends(band: Band, own: int) -> TensorDescriptor:
+def describe_ends(band: Band, own: int, block: int) -> TensorDescriptor:
     """[2 heads, own]: rows are longer, and what they hold behind the last token is copied as zeros."""
     shape = [band.ends.numel() // band.rows, own]
-    return TensorDescriptor(band.ends, shape, [band.rows, 1], [1, COPY.value], gl.NVMMASharedLayout(0, 32, 2))
+    return TensorDescriptor(band.ends, shape, [band.rows, 1], [1, block], gl.NVMMASharedLayout(0, 32, 2))
 
 
 def can_copy(band: Band, other: int) -> bool:
@@ -57,14 +56,14 @@ def is_copied(m0, n0, offset, reach, q_length, k_length, BM: gl.constexpr, KEYS:
 
 @gluon.jit
 def copy_tiles(
-    copies, count, head, m0, n0, ROWS: gl.constexpr, COLS: gl.constexpr, MASS: gl.constexpr, ENDS: gl.constexpr
+    copies, count, head, m0, n0, BM: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr, MASS: gl.constexpr, ENDS: gl.constexpr
 ):  # fmt: skip
-    """The producer's part: the numbers of 64 queries and of each consumer's 64 keys. ENDS: and those of the queries' ends."""
+    """The producer's part: the numbers of BM queries and of each consumer's 64 keys. ENDS: and those of the queries' ends."""
     band_full, band_empty, rows, cols, mass, d_rows_desc, d_cols_desc = copies
     at = count % BANDS
     mbarrier.wait(band_empty.index(at), ((count // BANDS) & 1) ^ 1)
     full = band_full.index(at)
-    BYTES: gl.constexpr = 2 * (ROWS + COLS + MASS) * 2 * COPY * COPY + ENDS * (ROWS + MASS) * 2 * 4 * COPY
+    BYTES: gl.constexpr = 2 * (ROWS + COLS + MASS) * 2 * COPY * BM + ENDS * (ROWS + MASS) * 2 * 4 * BM
     mbarrier.expect(full, BYTES)
     if ROWS:
         copy_by_query(rows, full, at, head, m0, n0, ENDS)

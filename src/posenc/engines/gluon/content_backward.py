@@ -144,12 +144,10 @@ def add_dq_and_outer(use, bars, sizes, work, SLOTS: gl.constexpr, ADD: gl.conste
 # ---- consumers ----------------------------------------------------------------------------------------------------------
 @gluon.jit
 def store_copied(
-    copies, ds, o_smem, copied, head, m0, n0, CID: gl.constexpr, D_ROWS: gl.constexpr, D_COLS: gl.constexpr
-):
-    """ds [keys, queries] into the gradients' bands, by way of the memory that dk and dv leave through."""
+    copies, ds, by_query, by_key, copied, head, m0, n0, CID: gl.constexpr, D_ROWS: gl.constexpr, D_COLS: gl.constexpr
+):  # fmt: skip
+    """ds [keys, queries] into the gradients' bands, by way of shared memory."""
     band_full, band_empty, rows, cols, mass, d_rows_desc, d_cols_desc = copies
-    by_query = o_smem.index(2 * CID).reshape([COPY, COPY])
-    by_key = o_smem.index(2 * CID + 1).reshape([COPY, COPY])
     if D_ROWS:
         by_query.permute((1, 0)).store(ds)
     if D_COLS:
@@ -166,7 +164,7 @@ def store_copied(
 @gluon.jit
 def content_step(
     k, v, dk, dv, p_a, below, above, far_keys, step, before, done, head, outer, scale, m0, n0, offset, is_masked, masks, limits, bands, smem, bars,
-    copies, is_tile_copied, copied, o_smem, S_L: gl.constexpr, A_L: gl.constexpr, CID: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, IS_NEAR: gl.constexpr,
+    copies, is_tile_copied, copied, by_query, by_key, S_L: gl.constexpr, A_L: gl.constexpr, CID: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, IS_NEAR: gl.constexpr,
     ROWS: gl.constexpr, COLS: gl.constexpr, MASS: gl.constexpr, D_ROWS: gl.constexpr, D_COLS: gl.constexpr, WINDOW: gl.constexpr,
     PADDED: gl.constexpr, DOCS: gl.constexpr, COPIED: gl.constexpr, LOADED: gl.constexpr,
 ):  # fmt: skip
@@ -229,7 +227,7 @@ def content_step(
     ds = p * (dp - delta)
     ds_smem.index(slot).slice(CID * HALF, HALF, 0).store(ds.to(q_smem.dtype))
     if COPIED or LOADED:
-        tma.store_wait(0)  # what o_smem held before is read by now
+        tma.store_wait(0)  # what by_query and by_key held before is read by now
     fence_async_shared()
     gl.thread_barrier()
     mbarrier.arrive(ds_full.index(slot))
@@ -237,12 +235,12 @@ def content_step(
         mbarrier.arrive(copies[1].index(copied % BANDS))
     natural = scale * 0.6931471805599453
     if IS_NEAR and COPIED and is_tile_copied:
-        store_copied(copies, (ds * natural).to(q_smem.dtype), o_smem, copied, head, m0, n0, CID, D_ROWS, D_COLS)
+        store_copied(
+            copies, (ds * natural).to(q_smem.dtype), by_query, by_key, copied, head, m0, n0, CID, D_ROWS, D_COLS
+        )
     else:
         if IS_NEAR and D_ROWS and (COPIED or LOADED):
-            store_by_query(
-                rows, outer, o_smem.index(2 * CID).reshape([COPY, COPY]), ds, head, m0, dist, q_length, natural
-            )
+            store_by_query(rows, outer, by_query, ds, head, m0, dist, q_length, natural)
         elif IS_NEAR and D_ROWS:
             store_by_columns(rows, outer, ds, head, m0, dist, q_length, natural, WITHIN)
         if D_COLS:
@@ -261,7 +259,7 @@ def consume_content(
     ROWS: gl.constexpr, COLS: gl.constexpr, MASS: gl.constexpr, D_ROWS: gl.constexpr, D_COLS: gl.constexpr, WINDOW: gl.constexpr,
     PADDED: gl.constexpr, DOCS: gl.constexpr, COPIED: gl.constexpr, LOADED: gl.constexpr,
 ):  # fmt: skip
-    dk_desc, dv_desc, key_ends_ptr, key_ends_row, outer_ptr, k_smem, v_smem, o_smem = use
+    dk_desc, dv_desc, key_ends_ptr, key_ends_row, outer_ptr, k_smem, v_smem, o_smem, band_smem = use
     q_smem, do_smem, stats_smem, ds_smem = smem
     rows, cols, mass = bands
     real_ptr, doc_q_ptr, doc_k_ptr, doc_queries_ptr, real_row, doc_q_row, doc_k_row, doc_queries_row = mask_rows
@@ -273,6 +271,14 @@ def consume_content(
     S_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BM, 16])
     O_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     A_L: gl.constexpr = gl.DotOperandLayout(0, O_L, 2)
+    by_query = band_smem.index(CID)
+    by_key = band_smem.index(CID)
+    OUTS: gl.constexpr = o_smem.shape[0] // 2  # of dk and dv: one place for each, or one for both
+    if COPIED and OUTS == 2:  # dk and dv leave through the same memory
+        by_query = o_smem.index(2 * CID).reshape([BM, COPY])
+        by_key = o_smem.index(2 * CID + 1).reshape([COPY, BM])
+    elif LOADED and OUTS == 2:
+        by_query = o_smem.index(2 * CID).reshape([BM, COPY])
     kv_heads = heads // group
     blocks = (k_length + KEYS - 1) // KEYS
     q_tiles = (q_length + BM - 1) // BM
@@ -313,7 +319,7 @@ def consume_content(
                 m0 = far_query_tile(t, right0, right1, block * spread, blocks) * BM
                 dk, dv, p_a, below, _ = content_step(
                     k, v, dk, dv, p_a, below, below, far_keys, step, before, done, head, outer, scale, m0, n0, offset, False, masks, limits, bands,
-                    smem, tile_bars, copies, False, copied, o_smem, S_L, A_L, CID, STAGES, SLOTS, False, ROWS, COLS, MASS, D_ROWS, D_COLS, WINDOW, PADDED,
+                    smem, tile_bars, copies, False, copied, by_query, by_key, S_L, A_L, CID, STAGES, SLOTS, False, ROWS, COLS, MASS, D_ROWS, D_COLS, WINDOW, PADDED,
                     DOCS, COPIED, LOADED,
                 )  # fmt: skip
                 before = step % STAGES
@@ -326,7 +332,7 @@ def consume_content(
                 m0 = far_query_tile(t, left0, left1, block * spread, blocks) * BM
                 dk, dv, p_a, above, _ = content_step(
                     k, v, dk, dv, p_a, above, above, far_keys, step, before, done, head, outer, scale, m0, n0, offset, False, masks, limits, bands,
-                    smem, tile_bars, copies, False, copied, o_smem, S_L, A_L, CID, STAGES, SLOTS, False, ROWS, COLS, MASS, D_ROWS, D_COLS, WINDOW, PADDED,
+                    smem, tile_bars, copies, False, copied, by_query, by_key, S_L, A_L, CID, STAGES, SLOTS, False, ROWS, COLS, MASS, D_ROWS, D_COLS, WINDOW, PADDED,
                     DOCS, COPIED, LOADED,
                 )  # fmt: skip
                 before = step % STAGES
@@ -340,7 +346,7 @@ def consume_content(
                     is_tile_copied = is_copied(tile * BM, block * KEYS, offset, reach, q_length, k_length, BM, KEYS)
                 dk, dv, p_a, below, above = content_step(
                     k, v, dk, dv, p_a, below, above, far_keys, step, before, done, head, outer, scale, tile * BM, n0, offset, is_masked, masks, limits, bands,
-                    smem, tile_bars, copies, is_tile_copied, copied, o_smem, S_L, A_L, CID, STAGES, SLOTS, True, ROWS, COLS, MASS, D_ROWS, D_COLS, WINDOW,
+                    smem, tile_bars, copies, is_tile_copied, copied, by_query, by_key, S_L, A_L, CID, STAGES, SLOTS, True, ROWS, COLS, MASS, D_ROWS, D_COLS, WINDOW,
                     PADDED, DOCS, COPIED, LOADED,
                 )  # fmt: skip
                 before = step % STAGES
@@ -361,12 +367,16 @@ def consume_content(
         mbarrier.arrive(empty.index(before))
         tma.store_wait(0)
         gl.thread_barrier()
-        o_smem.index(2 * CID).reshape([HALF, D]).store((dk * natural).to(q_smem.dtype))
-        o_smem.index(2 * CID + 1).reshape([HALF, D]).store(dv.to(q_smem.dtype))
-        fence_async_shared()
         place = [b, bh % kv_heads, n0, 0]
-        tma.async_copy_shared_to_global(dk_desc, place, o_smem.index(2 * CID))
-        tma.async_copy_shared_to_global(dv_desc, place, o_smem.index(2 * CID + 1))
+        o_smem.index(OUTS * CID).reshape([HALF, D]).store((dk * natural).to(q_smem.dtype))
+        fence_async_shared()
+        tma.async_copy_shared_to_global(dk_desc, place, o_smem.index(OUTS * CID))
+        if OUTS == 1:
+            tma.store_wait(0)
+            gl.thread_barrier()
+        o_smem.index(OUTS * CID + OUTS - 1).reshape([HALF, D]).store(dv.to(q_smem.dtype))
+        fence_async_shared()
+        tma.async_copy_shared_to_global(dv_desc, place, o_smem.index(OUTS * CID + OUTS - 1))
     tma.store_wait(0)
 
 
@@ -404,7 +414,8 @@ def backward_content(
     v_smem = gl.allocate_shared_memory(DTYPE, [1, 1, 1, KEYS, D], v_desc.layout)
     q_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, BM, D], q_desc.layout)
     do_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, BM, D], do_desc.layout)
-    o_smem = gl.allocate_shared_memory(DTYPE, [4, 1, 1, HALF, D], dk_desc.layout)
+    OUTS: gl.constexpr = 1 if D == 128 and (COPIED or LOADED) else 2
+    o_smem = gl.allocate_shared_memory(DTYPE, [2 * OUTS, 1, 1, HALF, D], dk_desc.layout)
     stats_smem = gl.allocate_shared_memory(gl.float32, [STAGES, 1, 2 * BM], stats_desc.layout)
     DS_L: gl.constexpr = gl.NVMMASharedLayout(2 * BM, 16, 2)
     ds_smem = gl.allocate_shared_memory(DTYPE, [SLOTS, KEYS, BM], DS_L)
@@ -421,17 +432,20 @@ def backward_content(
     rows_smem = ds_smem
     cols_smem = ds_smem
     mass_smem = ds_smem
+    band_smem = ds_smem
     row_ends_smem = stats_smem
     mass_ends_smem = stats_smem
     if COPY_ROWS:
-        rows_smem = gl.allocate_shared_memory(DTYPE, [2 * BANDS, COPY, COPY], rows_desc.layout)
+        rows_smem = gl.allocate_shared_memory(DTYPE, [2 * BANDS, BM, COPY], rows_desc.layout)
     if COPY_COLS:
-        cols_smem = gl.allocate_shared_memory(DTYPE, [2 * BANDS, COPY, COPY], cols_desc.layout)
+        cols_smem = gl.allocate_shared_memory(DTYPE, [2 * BANDS, COPY, BM], cols_desc.layout)
     if COPY_MASS:
-        mass_smem = gl.allocate_shared_memory(DTYPE, [2 * BANDS, COPY, COPY], mass_desc.layout)
-        mass_ends_smem = gl.allocate_shared_memory(gl.float32, [2 * BANDS, 1, COPY], mass_ends_desc.layout)
+        mass_smem = gl.allocate_shared_memory(DTYPE, [2 * BANDS, BM, COPY], mass_desc.layout)
+        mass_ends_smem = gl.allocate_shared_memory(gl.float32, [2 * BANDS, 1, BM], mass_ends_desc.layout)
     if LOADED:
-        row_ends_smem = gl.allocate_shared_memory(gl.float32, [2 * BANDS, 1, COPY], row_ends_desc.layout)
+        row_ends_smem = gl.allocate_shared_memory(gl.float32, [2 * BANDS, 1, BM], row_ends_desc.layout)
+    if OUTS == 1:
+        band_smem = gl.allocate_shared_memory(DTYPE, [2, BM, COPY], rows_desc.layout)
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     kv_full = gl.allocate_shared_memory(gl.int64, [1, 1], BARRIER)
     kv_empty = gl.allocate_shared_memory(gl.int64, [1, 1], BARRIER)
@@ -455,7 +469,7 @@ def backward_content(
     fence_async_shared()
 
     load = (k_desc, v_desc, q_desc, do_desc, stats_desc, k_smem, v_smem, q_smem, do_smem, stats_smem)
-    use = (dk_desc, dv_desc, key_ends_ptr, key_ends_row, outer_ptr, k_smem, v_smem, o_smem)
+    use = (dk_desc, dv_desc, key_ends_ptr, key_ends_row, outer_ptr, k_smem, v_smem, o_smem, band_smem)
     smem = (q_smem, do_smem, stats_smem, ds_smem)
     masks = (real_ptr, doc_q_ptr, doc_k_ptr, doc_queries_ptr, real_row, doc_q_row, doc_k_row, doc_queries_row)
     bars = (kv_full, kv_empty, full, empty, ds_full, ds_empty)

@@ -15,7 +15,7 @@ from ..triton.launcher import Launch
 from .backward_launch import Schedule, _describe_sums, _view, order_keys
 from .backward_prepare import finish
 from .backward_tiles import HALF, KEYS
-from .bands import can_copy, describe_band, describe_ends
+from .bands import COPY, can_copy, describe_band, describe_ends
 from .content_backward import backward_content
 from .content_prepare import clear_rest, finish_rows, prepare_content
 from .kernel import NUMBERS
@@ -73,20 +73,16 @@ def run_backward(
     masks, mask_rows = zip(*(_rows(y, lse) for y in (x.key_mask, x.doc_q, x.doc_k, x.doc_k_queries)), strict=True)
     layout = gl.NVMMASharedLayout(0, 32, 2)
     bands = (rows, cols, mass, d_rows, d_cols)
-    can = size == 64 and all(band is None or can_copy(band, max(q_length, k_length)) for band in bands)
+    can = s.copied > 0 and all(band is None or can_copy(band, max(q_length, k_length)) for band in bands)
+    can = can and (size == 64 or cols is mass is None)  # heads of 128 leave shared memory for the queries' term alone
     has_both = (rows is None) == (d_rows is None) and (cols is None) == (d_cols is None)
-    copied = s.copied > 0 and can and bool(num.wide) and mass is None and has_both
-    loaded = s.copied > 0 and can and not copied and cols is None and rows is not None
-    sides = (
-        (q_length, k_length),
-        (k_length, q_length),
-        (q_length, k_length),
-        (q_length, k_length),
-        (k_length, q_length),
-    )
+    copied = can and bool(num.wide) and mass is None and has_both
+    loaded = can and not copied and cols is None and rows is not None
+    by_query, by_key = (q_length, k_length, [s.queries, COPY.value]), (k_length, q_length, [COPY.value, s.queries])
+    sides = (by_query, by_key, by_query, by_query, by_key)
     copies = [
         q if band is None or not (copied or loaded) else describe_band(band, *side) for band, side in zip(bands, sides, strict=True)
-    ] + [q if band is None or not loaded else describe_ends(band, q_length) for band in (rows, mass)]  # fmt: skip
+    ] + [q if band is None or not loaded else describe_ends(band, q_length, s.queries) for band in (rows, mass)]  # fmt: skip
     reach_lo = max([-NO_LIMIT if rows is None else rows.lo, -NO_LIMIT if cols is None else 1 - cols.hi])
     reach_hi = min([NO_LIMIT if rows is None else rows.hi, NO_LIMIT if cols is None else -1 - cols.lo])
     launch(
