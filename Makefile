@@ -101,8 +101,10 @@ format: $(VENV)/.dev
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 
+# the package, then a user's scripts by its published types
 types: $(VENV)/.dev
 	$(PY) -m mypy
+	$(PY) -m pytest -q -m slow tests/typing
 
 bench: $(VENV)/.dev
 	$(PY) -m posenc bench $(ARGS)

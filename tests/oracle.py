@@ -1,6 +1,7 @@
 """Originals to compare with: recorded ones (tests/data/*.json, see make_oracles.py) as tensors, and models of transformers
 whose float32 parts are widened, so that what is left of a difference is a difference of formulas."""
 
+import ast
 import copy as copies
 import importlib.util
 import json
@@ -97,15 +98,29 @@ def assert_rotated(ours, theirs, x, furthest, magnitude=1.0):
     torch.testing.assert_close(ours, theirs, rtol=0, atol=allowed)
 
 
-def timm_layer(name):
-    """A module of timm.layers, without the rest of timm, which needs torchvision. It is installed beside the environment's
-    packages, as transformers would import all of it."""
+def timm_folder():
+    """timm is installed beside the environment's packages, as transformers would import all of it."""
     folder = Path(sys.prefix) / "timm" / "timm"
-    if not folder.is_dir():
-        found = importlib.util.find_spec("timm")
-        if found is None:
-            pytest.skip("needs timm")
-        folder = Path(found.submodule_search_locations[0])
+    if folder.is_dir():
+        return folder
+    found = importlib.util.find_spec("timm")
+    if found is None:
+        pytest.skip("needs timm")
+    return Path(found.submodule_search_locations[0])
+
+
+def timm_function(model, name):
+    """A function of a module of timm.models, without its decorators and what the module imports."""
+    nodes = ast.parse((timm_folder() / "models" / f"{model}.py").read_text()).body
+    node = next(node for node in nodes if isinstance(node, ast.FunctionDef) and node.name == name)
+    node.decorator_list, names = [], {"torch": torch, "List": list}
+    exec(compile(ast.Module([node], []), model, "exec"), names)
+    return names[name]
+
+
+def timm_layer(name):
+    """A module of timm.layers, without the rest of timm, which needs torchvision."""
+    folder = timm_folder()
     with pytest.MonkeyPatch.context() as patch:
         for package, path in (("timm", folder), ("timm.layers", folder / "layers")):
             bare = types.ModuleType(package)

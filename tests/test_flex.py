@@ -33,7 +33,7 @@ def dense(flex, heads):
     return s.expand(sizes)
 
 
-SLOTS = ["bias", "dot_query", "states", "dot_key", "slopes", "decay", "scale", "segments", "exact"]
+SLOTS = ["bias", "dot_query", "states", "dot_key", "slopes", "decay", "scale", "segments", "exact", "pair"]
 CASES = [("bias", masks) for masks in MASKS] + [(slot, masks) for slot in SLOTS[1:] for masks in ("none", "causal")]
 
 
@@ -63,15 +63,11 @@ def test_every_encoding_is_the_reference(name):
         with pytest.raises(posenc.UnsupportedPlan, match="add_value"):
             posenc.to_flex(q, k, v, plan)
         return
-    if plan.pair is not None:
-        with pytest.raises(posenc.UnsupportedPlan, match="pair is called for blocks"):
-            posenc.to_flex(q, k, v, plan)
-        return
     flex = posenc.to_flex(q, k, v, plan, causal=True)
     torch.testing.assert_close(dense(flex, 4), posenc.scores(q, k, plan, causal=True), rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("name", ["t5", "alibi", "rope", "sinks", "fox"])
+@pytest.mark.parametrize("name", ["t5", "alibi", "rope", "sinks", "fox", "fire"])
 def test_flex_attention_runs_them(name):
     """Uncompiled, where it computes dense scores."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention

@@ -24,7 +24,8 @@ WORDS = {
         lab_intro="Loss on text in nats per byte at the training length and past it ([all results](../results/lab-results.md)):",
         length="length", loss="loss", outcome="outcome",
         speed_intro="Time relative to attention without positions, 4096 tokens ([all figures](../results/benchmarks.md)):",
-        device="device", forward="forward", training="training step",
+        speed_shorter="Time relative to attention without positions, eager calls of shorter texts with their host time (docs/encodings/speed.md):",
+        device="device", forward="forward", training="training step", tokens="tokens",
         caption="What {name} does to the scores: over distance, over (i, j), and its own vectors or table",
         caption_none="Without positions there is nothing to draw.", unmeasured="The published benchmarks do not time it on its own.",
         reference="Options and errors in the reference: ", english="",
@@ -40,7 +41,8 @@ WORDS = {
         lab_intro="文本上的损失（nat/字节），在训练长度处和超过它时（[全部结果](../results/lab-results.md)）：",
         length="长度", loss="损失", outcome="结论",
         speed_intro="相对于不带位置的注意力的时间，4096 个词元（[全部数字](../results/benchmarks.md)）：",
-        device="设备", forward="前向", training="训练一步",
+        speed_shorter="相对于不带位置的注意力的时间，较短文本的即时调用，含主机时间（docs/encodings/speed.md）：",
+        device="设备", forward="前向", training="训练一步", tokens="个词元",
         caption="{name} 对分数的作用：随距离、随 (i, j)，以及它自己的向量或表",
         caption_none="没有位置，就没有可画的东西。", unmeasured="已发布的基准没有单独测量它。",
         reference="参考文档中的选项与报错：", english="下面是代码中的说明（英文）：\n\n",
@@ -168,7 +170,26 @@ def speed(name: str, words: dict[str, str]) -> str:
             if any(ratio.values()):
                 cells = [f"{ratio[kind]:.2f} ×" if ratio[kind] else "–" for kind in ("forward", "training")]
                 lines.append(f"| {device} | `{workload}` | {' | '.join(cells)} |")
+    intro = words["speed_intro"]
+    if not lines:
+        intro, lines = words["speed_shorter"], speed_of_shorter_texts(name, words)
     if not lines:
         return words["unmeasured"]
     head = f"| {words['device']} | | {words['forward']} | {words['training']} |\n| --- | --- | --- | --- |\n"
-    return f"{words['speed_intro']}\n\n{head}" + "\n".join(lines)
+    return f"{intro}\n\n{head}" + "\n".join(lines)
+
+
+def speed_of_shorter_texts(name: str, words: dict[str, str]) -> list[str]:
+    """Its row of the table of all encodings, docs/encodings/speed.md."""
+    for line in (DOCS / "encodings" / "speed.md").read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip(" †‡") for cell in line.strip("|").split("|")]
+        if cells[0] == f"`{name}`" and len(cells) == 9:
+            _, cpu, *on_cpu, gpu, _, _, forward, training = cells
+            return [
+                f"| {device} | `{engine}` | {one} × | {two} × |"
+                for device, engine, one, two in (
+                    (f"CPU, float32, 512 {words['tokens']}", cpu, *on_cpu),
+                    (f"H200, bfloat16, 4 × 2048 {words['tokens']}", gpu, forward, training),
+                )
+            ]
+    return []

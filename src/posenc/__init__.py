@@ -57,16 +57,16 @@ if TYPE_CHECKING:
     from .encodings.rope import convert as _rope
     from .encodings.rope import scaling as scaling
     from .encodings.rope.axial import AxialRoPE as AxialRoPE
-    from .encodings.rope.axial import ManyAxes as ManyAxes
-    from .encodings.rope.axial import MRoPE as MRoPE
-    from .encodings.rope.axial import Sinusoidal2D as Sinusoidal2D
+    from .encodings.rope.many_axes import ManyAxes as ManyAxes
     from .encodings.rope.mixed import MixedRoPE as MixedRoPE
+    from .encodings.rope.mrope import MRoPE as MRoPE
     from .encodings.rope.polar import PoPE as PoPE
     from .encodings.rope.rope import RoPE as RoPE
     from .encodings.rope.xpos import XPos as XPos
     from .encodings.sandwich import Sandwich as Sandwich
     from .encodings.shaw import Shaw as Shaw
     from .encodings.sinks import Sinks as Sinks
+    from .encodings.sinusoidal_2d import Sinusoidal2D as Sinusoidal2D
     from .encodings.tempered import Tempered as Tempered
     from .encodings.transformer_xl import TransformerXL as TransformerXL
     from .encodings.transformer_xl import XLNet as XLNet

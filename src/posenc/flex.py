@@ -20,7 +20,7 @@ from .core.errors import UnsupportedPlan
 from .core.index import Grid, Index, Sparse
 from .core.mask import Mask, MaskOptions, make_mask
 from .core.plan import Lookup, Plan
-from .engines.reference import repeat_heads
+from .engines.reference import pair_block, repeat_heads
 from .functional import join_sinks, shift_and_rotate
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -50,8 +50,8 @@ class Flex(NamedTuple):
 def to_flex(q: Tensor, k: Tensor, v: Tensor, plan: Plan, **masks: Unpack[MaskOptions]) -> Flex:
     """FlexAttention's arguments for a plan and masks, as `attend` takes them.
 
-    Positional values (`add_value`), which are not part of a score, and `pair`, which is called for blocks, raise
-    UnsupportedPlan.
+    `pair`, a function of blocks of positions, is captured as what it returns for all of them: [B or 1, H, Lq, Lk]. Positional
+    values (`add_value`), which are not part of a score, raise UnsupportedPlan.
 
     q [B, H, Lq, D] and so on, as in `attend`.
 
@@ -62,8 +62,6 @@ def to_flex(q: Tensor, k: Tensor, v: Tensor, plan: Plan, **masks: Unpack[MaskOpt
     """
     plan.check(q, k, v)
     mask = make_mask(q, k, **masks)
-    if plan.pair is not None:
-        raise UnsupportedPlan("pair is called for blocks of positions; write its formula as a score_mod of your own")
     if any(lookup.add_value is not None for lookup in plan.lookups):
         raise UnsupportedPlan("add_value adds to values, and a score_mod changes scores alone; use attend")
     q, k, v = shift_and_rotate(q, k, v, plan)
@@ -87,10 +85,11 @@ def to_flex(q: Tensor, k: Tensor, v: Tensor, plan: Plan, **masks: Unpack[MaskOpt
         c_q, c_k = (c.to(precision).expand(shape).contiguous() for c, shape in zip(plan.decay, shapes))
         captured["decay[0]"], captured["decay[1]"] = c_q, c_k
         added.append(lambda b, h, i, j: c_q[b, h, i] - c_k[b, h, j])
-    extra = mask.added()
-    if extra is not None:
-        shown = captured["mask"] = extra.expand(*q.shape[:3], k.shape[2])
-        added.append(lambda b, h, i, j: shown[b, h, i, j])
+    pair = None if plan.pair is None else pair_block(plan, q.device, slice(None), slice(None))
+    for name, dense in (("pair", pair), ("mask", mask.added())):
+        if dense is not None:
+            captured[name] = dense.expand(*q.shape[:3], k.shape[2])
+            added.append(_read(captured[name]))
 
     def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         if by_query is not None:
@@ -100,6 +99,10 @@ def to_flex(q: Tensor, k: Tensor, v: Tensor, plan: Plan, **masks: Unpack[MaskOpt
         return score
 
     return Flex(q, k, v, score_mod, _mask_mod(mask, q, k, captured), scale, captured, plan.sinks)
+
+
+def _read(dense: Tensor) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+    return lambda b, h, i, j: dense[b, h, i, j]
 
 
 def _lookup(
@@ -176,8 +179,8 @@ def _mask_mod(mask: Mask, q: Tensor, k: Tensor, captured: dict[str, Tensor]) -> 
         captured["documents[0]"], captured["documents[1]"] = ours, theirs
         parts.append(lambda b, h, i, j: ours[b, i] == theirs[b, j])
     if mask.extra is not None and mask.extra.dtype == torch.bool:
-        shown = captured["mask"] = mask.extra.expand(*q.shape[:3], k.shape[2])
-        parts.append(lambda b, h, i, j: shown[b, h, i, j])
+        captured["mask"] = mask.extra.expand(*q.shape[:3], k.shape[2])
+        parts.append(_read(captured["mask"]))
     if not parts:
         return None
 

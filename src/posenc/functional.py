@@ -20,10 +20,10 @@ from .core.rotation import apply_rotary as _apply_rotary
 from .engines import known_calls, plain_call, reference
 from .engines.choose import ENGINES, Choice, choose_engine, is_standard
 from .engines.cpu.repeated_call import Text, Token
-from .engines.known_layer import KnownText, Refused
+from .engines.known_layer import KnownText, KnownToken, Refused
 from .engines.lowering import LoweredPlan, lower_plan
 
-RepeatedCall = Token | Text | KnownText | Refused
+RepeatedCall = Token | Text | KnownText | KnownToken | Refused
 __all__ = ["apply_rotary", "attend", "explain", "merge", "scores"]
 
 
@@ -64,13 +64,15 @@ def attend(q, k, v, plan=None, *, dropout=0.0, engine="auto", return_lse=False, 
     described = None
     if (plan is None or type(plan) is Plan) and not torch.compiler.is_compiling() and is_standard():
         if engine == "auto" and dropout == 0.0 and not return_lse and isinstance(q, Tensor):
+            causal = masks.get("causal", False)
             if len(masks) == ("causal" in masks) or all(masks[name] is None for name in masks if name != "causal"):
-                causal = masks.get("causal", False)
                 out = None if plan is None else known_calls.run_step(q, k, v, plan, causal)
                 if out is None:
                     out = plain_call.run(q, k, v, plan, causal)
-                if out is not None:
-                    return out
+            else:
+                out = plain_call.run(q, k, v, plan, causal, masks)
+            if out is not None:
+                return out
         if plan is not None:
             described = known_calls.describe(q, k, v, plan, dropout, engine, return_lse, masks)
         if plan is not None and described is not None:
@@ -108,10 +110,13 @@ def attend(q, k, v, plan=None, *, dropout=0.0, engine="auto", return_lse=False, 
     return (out, lse) if return_lse else out
 
 
-def attend_plain(q: Tensor, k: Tensor, v: Tensor, plan: Plan | None, causal: bool) -> Tensor | None:
-    """`attend` for the most common calls of a layer, in eager code and without its checks; None: call `attend`."""
+def attend_plain(q: Tensor, k: Tensor, v: Tensor, plan: Plan | None, causal: bool, masks: MaskOptions) -> Tensor | None:
+    """`attend` for the most common calls of a layer, in eager code and without its checks; None: call `attend`. masks: other ones than
+    causality."""
     if not is_standard():
         return None
+    if masks:
+        return plain_call.run(q, k, v, plan, causal, {"causal": causal, **masks})
     if plan is None:
         return plain_call.run_without_terms(q, k, v, causal)
     return plain_call.run(q, k, v, plan, causal)

@@ -164,6 +164,30 @@ def test_a_host_cell_reports_what_stands_above_plain_attention():
     assert record["above_us"] == pytest.approx((record["ours"] - record["floor"]) * 1e6)
 
 
+def test_ratios_of_a_gpu_are_those_of_the_rounds(monkeypatch):
+    """The host's speed changes between rounds, for all contenders alike: what stands beside each other is compared."""
+    speeds = {
+        OURS: [1.0, 20.0, 1.0, 20.0, 1.0],
+        "other": [2.0, 40.0, 2.0, 40.0, 2.0],
+        "floor": [0.5, 19.5, 0.5, 19.5, 0.5],
+    }
+    monkeypatch.setattr(uses, "_rounds", lambda *_: speeds)
+    made = Contest(lambda: None, {"other": lambda: None}, lambda: (0.0, 1.0), floor=lambda: None)
+    record = uses.measure(Cell("host", lambda: made, "host", 60.0), "cuda", 0.01)
+    assert record["ratio"] == 0.5
+    assert record["above_us"] == 0.5e6
+    assert uses.ranked_ratios({"host": record, "a": {"ratio": 2.0}, "b": {"failed": "x"}}) == [(2.0, "a")]
+
+
+def test_cells_are_warmed_beside_those_that_share_their_kernels():
+    names = [cell.name for cell in uses_suite.all_cells("cuda")]
+    shares = uses_suite.share_out(names, 8)
+    assert sorted(name for share in shares for name in share) == sorted(names)
+    for kind in ("/t5/", "/deberta/", "/shaw/"):
+        assert sum(any(kind in name for name in share) for share in shares) == 1
+    assert max(sum("compiled/" in name for name in share) for share in shares) == 2
+
+
 @pytest.mark.slow
 def test_models_and_changing_lengths():
     pytest.importorskip("transformers")
@@ -183,3 +207,4 @@ def test_the_page_names_gains_losses_and_failures(tmp_path):
     assert "| good | **" in text
     assert "| wrong | failed |" in text
     assert "- b/broken/1x16/step: RuntimeError: no such kernel" in text
+    assert "### Above 1.05\n\n- a/good/1x16/forward, " in text

@@ -32,7 +32,7 @@ def called(linears, table, rows):
 
 def main() -> None:
     interpreter.mend()
-    projection._is_served = lambda *_: True
+    projection._find_weights = lambda table, linears: [x for linear in linears for x in (linear.weight, linear.bias)]
     torch.Tensor.is_cuda = property(lambda self: True)
     cases = (
         (70, 96, 128, (False, True), True, torch.bfloat16),

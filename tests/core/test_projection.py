@@ -40,7 +40,7 @@ def test_what_is_not_a_plain_linear_layer_is_not_served(monkeypatch):
     def linear(**options):
         return nn.Linear(32, 16, **{"dtype": torch.bfloat16, **options})
 
-    served = projection._is_served
+    served = projection._find_weights
     assert served(rows, (linear(), linear(bias=False)))
     assert not served(rows.float(), (linear(dtype=torch.float32),))
     assert not served(rows, (linear(dtype=torch.float32),))

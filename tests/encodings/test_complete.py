@@ -37,7 +37,7 @@ ORACLES = {  # the tests that compare with other people's code, or with the pape
     "tempered": ["encodings/test_tempered.py::test_every_layer_is_the_models_own"],
     "grid_bias": ["encodings/test_grid.py::test_grid_bias_is_timms", "encodings/test_grid.py::test_the_layer_is_swins"],
     "continuous_bias": ["encodings/test_grid.py::test_the_layer_is_swin_v2s", "encodings/test_grid.py::test_the_bias_is_timms_too"],
-    "decomposed": ["encodings/test_grid.py::test_the_layer_is_sams"],
+    "decomposed": ["encodings/test_grid.py::test_the_layer_is_sams", "encodings/test_grid.py::test_pooled_queries_and_keys_are_mvitv2s"],
     "mixed_rope": ["encodings/test_grid.py::test_mixed_rotations_are_timms"],
     "many_axes": ["encodings/test_grid.py::test_many_axes_make_mrope_and_axial"],
     "fox": ["encodings/test_fox.py::test_attention_is_flas", "encodings/test_fox.py::test_the_bias_is_x_transformers"],

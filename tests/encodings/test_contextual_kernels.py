@@ -38,7 +38,7 @@ interpreter.mend()
 torch.manual_seed(0)
 q, k, v = (torch.randn(1, 2, 20, 16, requires_grad=True) for _ in range(3))
 table, w, beta = torch.randn(6, 16), torch.nn.functional.normalize(torch.randn(1, 2, 20, 16), dim=-1), torch.rand(1, 2, 20)
-for run in (lambda q, k, v: stick_breaking(q, k, v)[0], lambda q, k, v: cope(q, k, v, table), lambda q, k, v: path(q, k, v, w, beta, block=8)):
+for run in (lambda q, k, v: stick_breaking(q, k, v)[0], lambda q, k, v: cope(q, k, v, table), lambda q, k, v: path(q, k, v, w, beta, block=16)):
     eager, compiled = run(q, k, v), torch.compile(run, backend="aot_eager", fullgraph=True)(q, k, v)
     assert torch.equal(eager, compiled)
     for a, b in zip(*(torch.autograd.grad(out.square().sum(), (q, k, v)) for out in (eager, compiled))):

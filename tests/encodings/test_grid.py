@@ -150,6 +150,21 @@ def test_the_layer_is_sams(grid):
     torch.testing.assert_close(layer.double()(x.flatten(1, 2), positions=patches), expected, rtol=0, atol=1e-10)
 
 
+@pytest.mark.parametrize("queries, keys", [((6, 8), (3, 2)), ((2, 3), (4, 9)), ((4, 4), (4, 4))])
+def test_pooled_queries_and_keys_are_mvitv2s(queries, keys):
+    """Positions of the larger grid; those of pooled keys are the last of the patches that they stand for."""
+    add = oracle.timm_function("mvitv2", "cal_rel_pos_type")
+    grid = [max(pair) for pair in zip(queries, keys)]
+    encoding = posenc.Decomposed(head_dim=4, grid=grid, std=0.5).double()
+    q, k = (torch.randn(2, 3, rows * columns, 4, dtype=torch.float64) for rows, columns in (queries, keys))
+    expected = add(q @ k.mT / 2, q, False, queries, keys, encoding.rel_pos_h, encoding.rel_pos_w)
+    at_q, at_k = (posenc.rope.grid_positions(*size) for size in (queries, keys))
+    steps = torch.tensor([[size // own for size, own in zip(grid, side)] for side in (queries, keys)])
+    plan = encoding.plan(Positions(at_q * steps[0], at_k * steps[1] + steps[1] - 1))
+    torch.testing.assert_close(posenc.scores(q, k, plan), expected, rtol=0, atol=1e-10)
+    torch.testing.assert_close(posenc.attend(q, k, k, plan), expected.softmax(-1) @ k, rtol=0, atol=1e-10)
+
+
 def test_mixed_rotations_are_timms():
     m = oracle.timm_layer("pos_embed_sincos")
     original = m.RotaryEmbeddingMixed(32, 1, 4, feat_shape=[3, 5], grid_indexing="xy").double()

@@ -417,6 +417,13 @@ def _stand_ins():
     )  # fmt: skip
 
 
+def _replaced(node):
+    """Whether it imports what the stand-ins or the files beside it give."""
+    if isinstance(node, ast.ImportFrom):
+        return node.level > 0 or node.module.split(".")[0] == "triton"
+    return isinstance(node, ast.Import) and any(x.name.split(".")[0] == "triton" for x in node.names)
+
+
 def load(*names):
     """The kernels of prepare.py, kernel.py and the files named, as plain functions: one module, and in its `files` a namespace for each file."""
     gl, hopper = _stand_ins()
@@ -441,14 +448,10 @@ def load(*names):
                 **hopper,
             }
             tree = ast.parse(path.read_text(encoding="utf-8"))
-            imports = {node: getattr(node, "module", None) or node.names[0].name for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))}  # fmt: skip
-            beside = [node for node in imports if getattr(node, "level", 0)]
-            for node in beside:
+            for node in (x for x in tree.body if isinstance(x, ast.ImportFrom) and x.level):
                 given = run((path.parents[node.level - 1] / node.module.replace(".", "/")).with_suffix(".py"))
                 space.update({x.asname or x.name: given[x.name] for x in node.names})
-            tree.body = [
-                node for node in tree.body if node not in beside and not imports.get(node, "").startswith("triton")
-            ]
+            tree.body = [x for x in tree.body if not _replaced(x)]
             exec(compile(tree, str(path), "exec"), space)
             if "async_add" in space:
                 space["async_add"] = _add

@@ -70,7 +70,7 @@ def test_attention_with_biases_that_learn(heads, batch):
     facts = 0, 6, 6, None, 0, F64
 
     def attend(q, k, v, table):
-        return dense.attend_with_bias(q, k, v, (table,), (rows,), facts, 0.5)
+        return dense.attend_with_bias(q, k, v, (table,), (rows,), facts, None, 0.5)
 
     def formula(q, k, v, table):
         r = distances(0, 6, 6)

@@ -135,8 +135,9 @@ def test_terms(kernel, monkeypatch, span, terms, causal):
 
 def test_whole_tiles_of_wide_bands_are_copied(kernel, monkeypatch):
     copied = []
-    load = kernel.load_copied
-    monkeypatch.setattr(kernel, "load_copied", lambda *args: copied.append(1) or load(*args))
+    names = kernel.files["content_backward"]
+    load = names["load_copied"]
+    monkeypatch.setitem(names, "load_copied", lambda *args: copied.append(1) or load(*args))
     check(
         kernel, monkeypatch, "wide", (600, 700), ("query", "key"), start=50, heads=(2, 1), masks={"window": (400, 90)}
     )

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import torch
 import posenc
 from posenc import Lookup, Plan, Positions, attend, index
-from posenc.engines.known_layer import KnownText, Refused
+from posenc.engines.known_layer import KnownText, KnownToken, Refused
 from tests.engines.interpreter import mend
 
 mend()
@@ -67,7 +67,21 @@ with torch.no_grad():
 
     plan, tensors = plans(12)["slopes"], heads(12)
     known = KnownText(SimpleNamespace(call=None, step=Step()), plan, [*tensors, None])
-    assert known.run(*tensors) == (*tensors, plan)
+    assert known.run(*tensors) == (*tensors, plan, 0)
+    # one token after others: for any number of keys, and nothing else
+    q, every = torch.randn(1, 2, 1, 16), torch.randn(1, 2, 40, 16)
+    token = KnownToken(Step(), q, every[:, :, :7], every[:, :, :7], plan)
+    for keys in (7, 8, 40):
+        k = every[:, :, :keys]
+        assert token.run(q, k, k)[3:] == (plan, 1 - keys)
+        assert token.run(q, k, every[:, :, : keys - 1]) is None
+        assert token.run(q, k[:, :1], k[:, :1]) is None and token.run(q, k.double(), k) is None
+        assert token.run(torch.nn.Parameter(q, False), k, k) is None and token.run(every[:, :, :2], k, k) is None
+        with torch.enable_grad():
+            assert token.run(q, k, k) is None
+        with torch.utils._python_dispatch.TorchDispatchMode():
+            assert token.run(q, k, k) is None
+    assert token.run(q, every[:, :, :1], every[:, :, :1]) is None, "the first token is a text"
     # what is not replayed is refused for good
     far = Plan(Positions(20), slopes=torch.rand(2), sinks=torch.rand(2))
     assert isinstance(KnownText.find(*heads(20), far, True), Refused)

@@ -1,6 +1,7 @@
 """Records of launches without a kernel; triton_cases.group_replay runs recorded kernels."""
 
 import ctypes
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -159,11 +160,13 @@ def test_a_repeated_decoding_step_launches_what_the_first_one_did(monkeypatch, n
         lowered = lower_plan(q, k, k, plan, Mask(True))
         assert decode_launch.applies(lowered.facts) and decode_step.Step.supports(lowered)
         step = decode_step.Step(q, k, lowered)
-        assert step.run(q, k, k, plan) is None and not made, "nothing is compiled yet"
+        assert step.run(q, k, k, plan, 1 - keys) is None and not made, "nothing is compiled yet"
         decode_launch.run(q, k, k, lowered)
         first, made[:] = list(made), []
-        assert step.run(q, k, k, plan) is not None
-        assert step.run(q[..., 1:17].expand(1, 4, 1, 16), k, k, plan) is None, "another alignment, another variant"
+        assert step.run(q, k, k, plan, 1 - keys) is not None
+        assert step.run(q[..., 1:17].expand(1, 4, 1, 16), k, k, plan, 1 - keys) is None, (
+            "another alignment, another variant"
+        )
     assert len(first) == len(made) == (1 if keys == 16 else 2)
     fresh = (
         {9 + 12, 9 + 17, 9 + 24},
@@ -210,6 +213,46 @@ def test_steps_with_shifts_launch_what_the_first_one_did(monkeypatch, keys):
                 differ = [n for n, (a, b) in enumerate(zip(before, now, strict=True)) if a != b]
                 assert all(max(before[n] or 0, now[n] or 0) > 1 << 20 for n in differ), "addresses of new memory alone"
                 assert len(differ) <= 4
+
+
+@pytest.mark.parametrize("farthest", [30, 400])
+def test_steps_with_states_launch_what_the_first_one_did(monkeypatch, farthest):
+    """relative_logits: a table that is multiplied with projections of the input."""
+    from posenc.core import launches
+    from posenc.engines import known_calls
+    from posenc.engines.lowering import lower_plan
+    from posenc.engines.triton import decode_launch, decode_step
+
+    made: list[list] = []
+    monkeypatch.setattr(launches, "_variants", {})
+    monkeypatch.setattr(launcher, "compile_kernel", lambda *_: Recorded(made))
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 7, raising=False)
+    monkeypatch.setattr(decode_step, "INTERPRETED", False)
+    monkeypatch.setattr(launcher, "INTERPRETED", False)
+    q, every = torch.randn(1, 4, 1, 32, dtype=torch.bfloat16), torch.randn(1, 2, 64, 32, dtype=torch.bfloat16)
+    encoding = posenc.create("relative_logits", d_model=64, heads=4, head_dim=32, max_distance=farthest).bfloat16()
+    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda self: True))  # a GPU's table has all rows
+    for module in (decode_step, decode_launch):
+        monkeypatch.setattr(module, "launch_on", nullcontext)
+    with torch.no_grad():
+        x = torch.randn(1, 1, 64, dtype=torch.bfloat16)
+        for length in (40, 41):
+            k = every[:, :, :length]
+            plan = encoding.plan(posenc.Positions((length - 1, 1), length), x=x)
+            lowered = lower_plan(q, k, k, plan, posenc.core.mask.Mask(True))
+            if length == 40:
+                assert decode_step.Step.supports(lowered)
+                step, key = decode_step.Step(q, k, lowered), known_calls.describe_step(q, k, k, plan, True)
+            assert known_calls.describe_step(q, k, k, plan, True) == key
+            decode_launch.run(q, k, k, lowered)
+            first, made[:] = list(made), []
+            assert step.run(q, k, k, plan, 1 - length) is not None
+            repeated, made[:] = list(made), []
+            assert len(first) == len(repeated) == 2 + (farthest + 2 > decode_launch.MOST_OWN_ROWS)
+            for before, now in zip(first, repeated, strict=True):
+                assert len(before) == len(now)
+                differ = [n for n, (a, b) in enumerate(zip(before, now, strict=True)) if a != b]
+                assert all(max(before[n] or 0, now[n] or 0) > 1 << 20 for n in differ), "addresses of new memory alone"
 
 
 def test_the_key_of_a_step_has_every_slot():

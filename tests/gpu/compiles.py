@@ -361,11 +361,11 @@ def from_contextual(recorder, only):
                 if masked
                 else (None, None)
             )
-            out, left = operators.stick_forward(q, k, v, *masks, 0.1, True)
-            operators.stick_backward(q, left if masked else None, q, k, v, *masks, left, 0.1, True)
-            counts = torch.empty(2, 4, 300, 64)
-            out, lse = operators.count_forward(q, k, v, counts, *masks, 0.1)
-            operators.count_backward(q, q, k, v, counts, *masks, out, lse, 0.1)
+            for counts in (None, torch.empty(2, 4, 300, 64)):
+                out, rest = operators.forward(q, k, v, counts, *masks, 0.1, True)
+                d_left = rest if masked and counts is None else None
+                operators.backward(q, d_left, q, k, v, counts, *masks, out, rest, 0.1, True)
+            operators.substitute(torch.empty(2, 64, 64))
 
 
 def from_rotation(recorder, only):

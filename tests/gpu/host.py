@@ -208,6 +208,53 @@ def with_cache(name):
     assert error <= 0.02, f"{name}: a layer with a cache differs by {error}"
 
 
+def changed_tables(name):
+    """A layer's recorded tokens and texts read its tables: written in place, by an optimiser, through .data, and replaced."""
+    layer = posenc.Attention(256, 4, encoding=name, causal=True).to("cuda", torch.bfloat16).eval()
+    x = torch.randn(2, 120, 256, device="cuda", dtype=torch.bfloat16)
+    cache = posenc.KVCache()
+    owner, key = next(
+        (module, key)
+        for module in layer.encoding.modules()
+        for key, one in module._parameters.items()
+        if one is not None
+    )
+
+    def double():
+        getattr(owner, key).mul_(2.0)
+
+    def step():
+        with torch.enable_grad():
+            optimiser = torch.optim.AdamW([getattr(owner, key)], lr=0.5)
+            layer(x[:, :32]).float().square().mean().backward()
+            optimiser.step()
+            layer.zero_grad()
+
+    def write_data():
+        getattr(owner, key).data.add_(0.5)
+
+    def replace():
+        setattr(owner, key, torch.nn.Parameter(getattr(owner, key).detach() * -1.5))
+
+    def load():
+        layer.load_state_dict({name: one * 1.25 for name, one in layer.state_dict().items()})
+
+    with torch.no_grad():
+        layer(x[:, :40], cache=cache)
+        at = 40
+        for change in (lambda: None, double, step, write_data, replace, load):
+            change()
+            for _ in range(5):  # the second call is recorded, the third replayed
+                whole = layer(x[:, : at + 1])
+                if change is load:  # keys are projected anew
+                    cache = posenc.KVCache()
+                    layer(x[:, :at], cache=cache)
+                token = layer(x[:, at : at + 1], cache=cache)
+                error = (token - whole[:, -1:]).abs().max() / whole.abs().max()
+                assert error <= 0.03, f"{name}: {change.__name__}, a token differs by {error}"
+                at += 1
+
+
 def projections(name):
     """Tables that linear layers project (core/projection.py): not further from float64 than PyTorch's own products."""
     from posenc.core import projection
@@ -228,7 +275,7 @@ def projections(name):
         def plain(rows, own):
             return [linear(rows[4:-3]).unflatten(1, (8, -1)).transpose(0, 1) for linear in own]
 
-        assert projection._is_served(table, [linear.bfloat16() for linear in linears])
+        assert projection._find_weights(table, [linear.bfloat16() for linear in linears])
         for _ in range(3):
             ours = results(lambda rows, own: projection.project_heads(rows, own, 8, slice(4, -3)), torch.bfloat16)
         theirs, truth = results(plain, torch.bfloat16), results(plain, torch.float64)
@@ -257,7 +304,10 @@ def check(part: str = "1/1", names: str = "") -> None:
     failed = 0
     decoded = ("none", "rope", "alibi", "t5", "clipped", "shaw", "transformer_xl")
     cases = [(repeated_calls, name) for name in PER_HEAD] + [(other_uses, name) for name in PER_HEAD]
-    cases += [(decoding, name) for name in decoded] + [(with_cache, name) for name in decoded]
+    cases += [(decoding, name) for name in decoded] + [(with_cache, name) for name in (*decoded, "relative_logits")]
+    cases += [
+        (changed_tables, name) for name in ("t5", "clipped", "shaw", "transformer_xl", "relative_logits", "deberta")
+    ]
     cases += [(in_threads, PER_HEAD), (projections, "bfloat16"), (windows, "a grid")]
     cases = [case for case in cases if not names or case[0].__name__ in names.split(",")]
     number, count = map(int, part.split("/"))
@@ -357,7 +407,7 @@ def launches() -> None:
                 known = known_calls.find(described[0])
                 parts["find"] = microseconds(lambda: known_calls.find(described[0]))  # noqa: B023
                 if known is not None and known.step is not None:
-                    parts["Step.run"] = microseconds(lambda: known.step.run(q, k, v, terms))  # noqa: B023
+                    parts["Step.run"] = microseconds(lambda: known.step.run(q, k, v, terms, -1023))  # noqa: B023
                     for shared, (found, merge) in known.step.launches.items():
                         print(f"  {name}: shared {shared}, {found[0]!r}, {merge and merge[0]!r}")
             print(name, ", ".join(f"{what} {time:.1f}" for what, time in parts.items()), flush=True)

@@ -41,15 +41,15 @@ def tensors(kind):
 
 def calls(kind):
     q, k, v = tensors(kind)
-    counts = torch.randn(*SHAPE[:3], 64, device="cuda")
-    _, left = operators.stick_forward(q, k, v, None, None, 0.125, True)
-    counted, lse = operators.count_forward(q, k, v, counts, None, None, 0.125)
-    return {
-        "stick_forward": lambda: operators.stick_forward(q, k, v, None, None, 0.125, True),
-        "stick_backward": lambda: operators.stick_backward(q, None, q, k, v, None, None, left, 0.125, True),
-        "count_forward": lambda: operators.count_forward(q, k, v, counts, None, None, 0.125),
-        "count_backward": lambda: operators.count_backward(q, q, k, v, counts, None, None, counted, lse, 0.125),
-    }
+    found = {}
+    for name, counts in (("stick", None), ("count", torch.randn(*SHAPE[:3], 64, device="cuda"))):
+        given = q, k, v, counts, None, None
+        made = operators.forward(*given, 0.125, True)
+        found[f"{name}_forward"] = lambda given=given: operators.forward(*given, 0.125, True)
+        found[f"{name}_backward"] = lambda given=given, made=made: operators.backward(
+            q, None, *given, *made, 0.125, True
+        )
+    return found
 
 
 def paths(block):

@@ -178,7 +178,7 @@ def test_a_mask_of_the_users_own():
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 def test_output_attentions(kind):
     """gpt2 does not pass output_attentions on to its layers."""
-    ids = torch.randint(2, 99, (2, 12))
+    ids = torch.randint(2, 99, (3, 12))
     if kind == "llama":
         model = llama(attn_implementation="eager")
     else:
@@ -267,6 +267,40 @@ def test_a_mask_is_used_as_a_tensor():
     assert torch.equal(~mask, ~whole) and torch.equal(mask & other, whole & other)
     assert torch.equal(mask | other, whole | other) and torch.equal(other & mask, whole & other)
     assert torch.equal(torch.cat([mask, other], dim=-1), torch.cat([whole, other], dim=-1))
+    scores = torch.randn(2, 3, 5, 5, dtype=torch.float64)
+    added = scores.masked_fill(~whole, torch.finfo(torch.float64).min)
+    for summed in (scores + mask, mask + scores, torch.add(scores, mask)):  # True would be 1
+        assert torch.equal(summed.softmax(-1), added.softmax(-1))
+
+
+def eager_only(name):
+    """Models that are written for "eager" alone, and inputs with padding."""
+    ids = torch.randint(2, 99, (3, 12))
+    mask = mask_of(ids, "right")
+    if name == "nllb_moe":  # its experts read the mask
+        config = transformers.NllbMoeConfig(
+            vocab_size=99, d_model=32, encoder_layers=2, decoder_layers=1, encoder_attention_heads=4, decoder_attention_heads=4,
+            encoder_ffn_dim=32, decoder_ffn_dim=32, num_experts=4, encoder_sparse_step=1, decoder_sparse_step=1,
+        )  # fmt: skip
+        return transformers.NllbMoeModel(config), dict(input_ids=ids, attention_mask=mask, decoder_input_ids=ids)
+    config = transformers.BridgeTowerConfig(  # is_causal where both sides are visible, and an image without a mask
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32,
+        text_config=dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32, vocab_size=99),
+        vision_config=dict(hidden_size=32, num_hidden_layers=2, patch_size=8, image_size=32),
+    )  # fmt: skip
+    inputs = dict(input_ids=ids, attention_mask=mask, pixel_values=torch.randn(3, 3, 32, 32))
+    return transformers.BridgeTowerModel(config), inputs
+
+
+@pytest.mark.parametrize("name", ["nllb_moe", "bridgetower"])
+def test_models_written_for_eager_alone(name):
+    torch.manual_seed(seed(1))
+    model, inputs = eager_only(name)
+    scatter(model)
+    with torch.no_grad():
+        wanted = model(**inputs)[1 if name == "bridgetower" else 0]  # the image, which reads the text
+        model.set_attn_implementation("posenc")
+        outputs_agree(model(**inputs)[1 if name == "bridgetower" else 0], wanted)
 
 
 def test_a_model_without_the_interface_gets_the_mask_that_it_adds():

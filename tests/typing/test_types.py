@@ -21,17 +21,22 @@ SCRIPTS = [HERE / "user_script.py", HERE / "public_api.py"]
 BOTH = pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
 
 
-def check(command, script):
+def check(command, *scripts):
     env = {**os.environ, "MYPYPATH": str(SOURCE), "PYTHONPATH": str(SOURCE)}
     return subprocess.run(
-        [sys.executable, "-m", *command, str(script)], capture_output=True, text=True, env=env, timeout=600, cwd=HERE
+        [sys.executable, "-m", *command, *map(str, scripts)],
+        capture_output=True,
+        text=True,
+        env=env,
+        timeout=600,
+        cwd=HERE,
     )
 
 
-def mypy(script):
+def mypy(*scripts):
     pytest.importorskip("mypy")
-    kept = HERE.parents[1] / ".mypy_cache" / "user_script"  # torch takes half a minute to read anew
-    return check(["mypy", "--strict", "--follow-imports=silent", "--config-file=", f"--cache-dir={kept}"], script)
+    kept = HERE.parents[1] / ".mypy_cache" / "user_script"
+    return check(["mypy", "--strict", "--follow-imports=silent", "--config-file=", f"--cache-dir={kept}"], *scripts)
 
 
 @BOTH
@@ -57,12 +62,13 @@ def test_the_scripts_use_every_public_name():
     ]
 
 
-@BOTH
-def test_mypy_accepts_a_user_s_script(script):
-    done = mypy(script)
+@pytest.mark.slow  # mypy reads torch anew in a new environment: a minute. `make types` runs it
+def test_mypy_accepts_a_user_s_scripts():
+    done = mypy(*SCRIPTS)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_mypy_finds_a_user_s_mistakes(tmp_path):
     wrong = tmp_path / "wrong.py"
     wrong.write_text(

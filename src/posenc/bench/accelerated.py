@@ -1,5 +1,6 @@
 """Every family at published widths, as it is and accelerated: forward pass and training step, time and memory.
 
+    python -m posenc.bench.accelerated --out bench/results/hf-families.json -j 8            eight models at once, a core for each
     python -m posenc.bench.accelerated --out bench/results/hf-families.json --missing       after an interruption: the rest
     python -m posenc.bench.accelerated --device cuda --warm -j 12                           compile the kernels, in 12 processes
     python -m posenc.bench.accelerated --device cuda --out bench/results/hf-families-h200.json
@@ -20,11 +21,11 @@ import copy
 import json
 import multiprocessing
 import os
-import platform
 import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ import posenc
 
 from ..core import files
 from ..hf.family import first
-from .measure import peak_bytes, seconds
+from .measure import machine, peak_bytes, seconds
 from .models import MODELS, WHOLE, Made
 
 WAYS = ("original", "accelerated")
@@ -127,7 +128,9 @@ def warm(name: str) -> str:
 
 def memory(name: str, way: str, what: str) -> int:
     """Bytes above the loaded model, at the peak of a call; in this process."""
-    model, inputs = load(name, way)
+    model, inputs = load(name, "accelerated")  # both ways: its checks load libraries, which are not counted again
+    if way == "original":
+        posenc.hf.restore(model)
     before = _memory("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # Linux: VmHWM starts again from here
     (forward if what == "forward" else step)(model, inputs)
@@ -173,6 +176,7 @@ def _rms(low: torch.Tensor, truth: torch.Tensor) -> float:
 
 
 def measure(name: str, times: int, threads: int) -> dict[str, Any]:
+    torch.set_num_threads(threads)
     started, busy = time.perf_counter(), os.getloadavg()[0]
     models = {way: load(name, way) for way in WAYS}
     inputs = models["original"][1]
@@ -215,16 +219,41 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join([*lines, *(f"| {name} | {' | '.join(cells(one))} |" for name, one in result["models"].items())])
 
 
+def attempt(name: str, *, device: str, times: int, threads: int) -> tuple[str, dict[str, Any] | str]:
+    """The name, and its result or what went wrong: one model does not end the run of the others."""
+    try:
+        return name, on_card(name, times) if device == "cuda" else measure(name, times, threads)
+    except Exception as error:
+        return name, f"{type(error).__name__}: {str(error)[:300]}"
+
+
+def pin(cores: Any) -> None:
+    """Keep this process on the next core."""
+    os.sched_setaffinity(0, {cores.get()})
+
+
+def attempt_all(names: list[str], jobs: int, **options: Any) -> Iterator[tuple[str, dict[str, Any] | str]]:
+    if jobs == 1:
+        yield from (attempt(name, **options) for name in names)
+        return
+    context = multiprocessing.get_context("spawn")
+    cores = context.SimpleQueue()
+    for core in sorted(os.sched_getaffinity(0))[-jobs:]:
+        cores.put(core)
+    with context.Pool(jobs, pin, (cores,)) as pool:
+        yield from pool.imap_unordered(partial(attempt, **options), names)
+
+
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m posenc.bench.accelerated", description=(__doc__ or "").split("\n")[0]
     )
     parser.add_argument("--models", nargs="+", choices=(*WHOLE, *MODELS), default=list(MODELS))
-    parser.add_argument("--times", type=int, default=5)
+    parser.add_argument("--times", type=int, help="calls of each; 5, on a GPU 25")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--warm", action="store_true", help="on a GPU: one call of each, so that kernels are compiled")
-    parser.add_argument("-j", type=int, default=1, help="processes of --warm")
+    parser.add_argument("-j", type=int, default=1, help="processes of --warm, or of a CPU, each on a core of its own")
     parser.add_argument("--out", type=Path, help="write the result here, as JSON; models that it has are kept")
     parser.add_argument("--missing", action="store_true", help="leave out the models that --out has")
     parser.add_argument("--table", type=Path, help="print the table of this result instead")
@@ -242,28 +271,39 @@ def main(arguments: list[str] | None = None) -> None:
             for line in pool.imap_unordered(warm, given.models):
                 print(line, flush=True)
         return
+    on_gpu = given.device == "cuda"
+    if given.j > 1 and (on_gpu or given.j * given.threads > len(os.sched_getaffinity(0))):
+        parser.error("-j is for --warm, and for a CPU with a core for each process and thread")
     import transformers
 
-    on_gpu = given.device == "cuda"
-    machine = torch.cuda.get_device_name() if on_gpu else f"{platform.machine()}, {given.threads} threads"
+    about = machine(given.device)
     result: dict[str, Any] = {
-        "machine": machine, "models": {},
+        "machine": about["gpu"] if on_gpu else f"{about['cpu']}, {given.threads} of its cores for each model, {given.j} at once",
+        "models": {},
         "versions": {"posenc": posenc.__version__, "torch": torch.__version__, "transformers": transformers.__version__},
     }  # fmt: skip
     if given.out and given.out.is_file():
-        result["models"] = json.loads(given.out.read_text(encoding="utf-8"))["models"]
-    for name in [one for one in given.models if not given.missing or one not in result["models"]]:
-        try:
-            found = on_card(name, given.times) if on_gpu else measure(name, given.times, given.threads)
-        except Exception as error:
-            if not on_gpu:
-                raise
-            print(f"{name}: {type(error).__name__}: {str(error)[:300]}", flush=True)
+        before = json.loads(given.out.read_text(encoding="utf-8"))
+        differs = [name for name in ("machine", "versions") if before[name] != result[name]]
+        if differs:
+            parser.error(
+                f"{given.out} was measured with another {' and '.join(differs)}; give another --out, or delete it"
+            )
+        result["models"] = before["models"]
+    names = [one for one in given.models if not given.missing or one not in result["models"]]
+    times = given.times or (25 if on_gpu else 5)
+    failed = 0
+    for name, found in attempt_all(names, given.j, device=given.device, times=times, threads=given.threads):
+        if isinstance(found, str):
+            failed += 1
+            print(f"{name}: {found}", flush=True)
             continue
         result["models"][name] = found
-        print(table({"models": {name: result["models"][name]}}).splitlines()[-1], flush=True)
+        print(table({"models": {name: found}}).splitlines()[-1], flush=True)
         if given.out:
             files.write_json(given.out, result)
+    if failed:
+        sys.exit(f"{failed} of {len(names)} models failed")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ def main(arguments: list[str]) -> int:
     add("--suite", choices=("attention", "hf", "uses"), default="attention", help="hf: whole transformers models, as they "
         "are and accelerated; takes --device, --repeats and --out, writes hf-DEVICE.json. uses: layers, models, decoding and "
         "windows at everyday sizes, each beside the best code that does the same without posenc; takes --device, --only, "
-        "--missing, --seconds, --part, --merge, --list and --out, writes uses-DEVICE.json")  # fmt: skip
+        "--missing, --seconds, --part, --warm, --merge, --list and --out, writes uses-DEVICE.json")  # fmt: skip
     add("--device", choices=("cpu", "cuda"), default="cpu")
     add("--dtype", choices=("float32", "bfloat16", "float16"), help="float32; on cuda bfloat16")
     add(
@@ -41,6 +41,13 @@ def main(arguments: list[str]) -> int:
     add("--seconds", type=float, metavar="SECONDS", help="uses: start no cell after this time (cuda: 450); cells without a "
         "result come first, then the oldest")  # fmt: skip
     add("--part", metavar="K/N", help="uses: every Nth cell from the Kth on")
+    add(
+        "--warm",
+        type=int,
+        default=0,
+        metavar="PROCESSES",
+        help="uses: first compile what the cells need, in so many processes",
+    )
     add("--merge", nargs="+", metavar="FILE", help="uses: measure nothing, make one file of these results")
     given = parser.parse_args(arguments)
 
@@ -62,7 +69,7 @@ def main(arguments: list[str]) -> int:
         path = Path(given.out) / f"uses-{given.device}.json"
         return uses_suite.main(
             given.device, path, only=given.only, missing=given.missing, limit=given.seconds, listed=given.list,
-            part=given.part, merged=given.merge,
+            part=given.part, merged=given.merge, processes=given.warm,
         )  # fmt: skip
 
     from . import report

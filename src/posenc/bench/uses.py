@@ -1,12 +1,15 @@
 """The suite `uses`: everyday calls, layers and models, each measured next to the best code that computes the same without posenc.
 
     posenc bench --suite uses [--device cuda] [--only 'layer/rope/*' 'decode/*'] [--missing] [--seconds 480] [--part 1/3]
+                             [--warm 8]
     posenc bench --suite uses --merge first.json second.json      parts that were measured on like machines, as one file
 
 A cell has our call and one or more others that compute the same. Outputs (and gradients of training steps) are compared
 first; a cell that disagrees or raises is reported as failed and the run goes on. Then all are timed in turns, round by
-round, and each contender's figure is the lowest of its rounds on a CPU, the median on a GPU. ratio = ours / best other.
-`floor` is attention without positions: it computes less, and is only given for comparison.
+round. On a CPU each contender's figure is the lowest of its rounds, and ratio = ours / best other. The host of a GPU changes
+its speed by a factor of two within a second, for all contenders alike: there figures are medians, and the ratio is the median of
+the rounds' own ratios (the time above the floor likewise), each of turns that follow one another within milliseconds.
+`floor` is attention without positions, or a layer's linear maps alone: it computes less, and is only given for comparison.
 
 Clocks: "wall" is the time of a call as it is made; "graph" that of a replayed CUDA graph (device time alone); "host" the time
 until the call has returned, without waiting for the device. On a CPU with one thread (OMP_NUM_THREADS=1) the thread's own
@@ -121,7 +124,17 @@ def measure(cell: Cell, device: str, budget: float = 1.0) -> dict[str, Any]:
     if cell.above is not None:
         assert floor is not None
         record["above_us"], record["goal_us"] = (found[OURS] - floor) * 1e6, cell.above
+    if device != "cpu":
+        record["ratio"] = statistics.median(_paired(taken, record["best"]))
+        if cell.above is not None:
+            differences = [own - its for own, its in zip(taken[OURS], taken["floor"], strict=True)]
+            record["above_us"] = statistics.median(differences) * 1e6
     return record
+
+
+def _paired(taken: dict[str, list[float]], other: str) -> list[float]:
+    """Our time over another's, round by round."""
+    return [own / its for own, its in zip(taken[OURS], taken[other], strict=True)]
 
 
 class WrongResult(RuntimeError):
@@ -150,13 +163,12 @@ def _rounds(calls: dict[str, Call], clock: Clock, device: str, contest: Contest,
         for _ in range(2):
             call()
         rough[name] = _once(call, clock, device, contest.inner or 1)
-    enough = (
-        0.002 if device == "cpu" else 0.004
-    )  # short rounds on a CPU: some of many fall between other processes' turns
+    # short rounds: on a CPU some of many fall between other processes' turns, and the host of a GPU changes its speed
+    enough = 0.002 if device == "cpu" else 0.003
     longest = 200 if clock != "host" else 30  # more would fill the queue of launches, and wait for the device
     inner = {name: contest.inner or max(1, min(longest, math.ceil(enough / max(rough[name], 1e-7)))) for name in calls}
     a_round = sum(rough[name] * inner[name] for name in calls)
-    rounds = max(3, min(200 if device == "cpu" else 15, int(budget / max(a_round, 1e-6))))
+    rounds = max(3, min(200 if device == "cpu" else 60, int(budget / max(a_round, 1e-6))))
     taken: dict[str, list[float]] = {name: [] for name in calls}
     names = list(calls)
     gc.collect()
@@ -166,20 +178,21 @@ def _rounds(calls: dict[str, Call], clock: Clock, device: str, contest: Contest,
             for name in names if number % 2 == 0 else reversed(names):
                 _prepared(contest, name)
                 taken[name].append(_once(calls[name], clock, device, inner[name]))
-            if device != "cpu" and number + 1 >= STEADY_ROUNDS and all(map(is_steady, taken.values())):
-                break
+            if device != "cpu" and number + 1 >= STEADY_ROUNDS:
+                if all(is_steady(_paired(taken, name)) for name in names if name != OURS):
+                    break
     finally:
         gc.enable()
     return taken
 
 
-STEADY_ROUNDS = 7
-"""Rounds after which a GPU's times are enough where they agree."""
+STEADY_ROUNDS = 10
+"""Rounds, as many of them forwards as backwards, after which a GPU's ratios are enough where they agree."""
 
 
-def is_steady(times: list[float]) -> bool:
-    """Whether the middle half of the times lies within 2 %."""
-    low, middle, high = statistics.quantiles(times, n=4, method="inclusive")
+def is_steady(ratios: list[float]) -> bool:
+    """Whether the middle half lies within 2 %."""
+    low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
     return high - low < 0.02 * middle
 
 
@@ -216,6 +229,16 @@ def _record(found: dict[str, float], floor: float | None, error: float, remarks:
     if floor is not None:
         record["floor"] = floor
     return record | remarks
+
+
+def warm(cell: Cell) -> None:
+    """What a measurement compiles, into the caches of Triton and Inductor on disk."""
+    contest = cell.make()
+    if isinstance(contest, Contest):
+        contest.check()
+        for name, call in {OURS: contest.ours, **contest.others}.items():
+            _prepared(contest, name)
+            call()
 
 
 # ---- all of them ---------------------------------------------------------------------------------------------------
@@ -332,7 +355,9 @@ def line(name: str, record: dict[str, Any]) -> str:
     best = f"{record['best']} {duration(record['others'][record['best']])}"
     text = f"{name:<44} {record['ratio']:5.2f}  {duration(record['ours'])}, {best}"
     if "floor" in record:
-        text += f", without positions {duration(record['floor'])}"
+        text += (
+            f", {'linear maps alone' if name.startswith('layer/') else 'without positions'} {duration(record['floor'])}"
+        )
     if "above_us" in record:
         text += f"; above it {record['above_us']:.0f} µs (goal {record['goal_us']:.0f})"
     return text + (f"  [{record['engine']}]" if "engine" in record else "")
@@ -344,10 +369,17 @@ def duration(value: float) -> str:
     return f"{value * 1e3:.3g} ms" if value < 1.0 else f"{value:.2f} s"
 
 
+def ranked_ratios(cells: dict[str, dict[str, Any]]) -> list[tuple[float, str]]:
+    """From the best to the worst, of cells without a goal of their own: host times have one, in microseconds above the floor."""
+    return sorted(
+        (record["ratio"], name) for name, record in cells.items() if "ratio" in record and "goal_us" not in record
+    )
+
+
 def summary(result: dict[str, Any]) -> str:
     """Best, median and worst ratio, what failed, what was not run; the worst cell last."""
     cells = result["cells"]
-    ranked = sorted((record["ratio"], name) for name, record in cells.items() if "ratio" in record)
+    ranked = ranked_ratios(cells)
     lines = [f"FAILED {name}: {record['failed']}" for name, record in cells.items() if "failed" in record]
     if result.get("not run"):
         lines.append(

@@ -84,6 +84,9 @@ def whole_text(name: str, batch: int, length: int, training: bool, device: str, 
 
     call = step if training else forward
 
+    def linear_maps(x: Tensor) -> Tensor:
+        return layer.o_proj(layer.q_proj(x) + layer.k_proj(x) + layer.v_proj(x))
+
     def check() -> tuple[float, float]:
         if dtype == torch.float32:
             return max((compare(call(layer), call(hand)) for hand in hands.values()), key=lambda pair: pair[0])
@@ -102,6 +105,7 @@ def whole_text(name: str, batch: int, length: int, training: bool, device: str, 
         partial(call, layer),
         {what: partial(call, hand) for what, hand in hands.items()},
         check,
+        floor=partial(call, linear_maps) if name == "none" else None,
         engine=lambda: engine_of(layer, x, training),
     )
 

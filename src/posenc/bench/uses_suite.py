@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,6 +39,39 @@ def _turn(cell: uses.Cell) -> int:
     return next(number for number, start in enumerate(TURNS) if cell.name.startswith(start))
 
 
+# ---- kernels compiled ahead ------------------------------------------------------------------------------------------
+def warm_in_processes(cells: list[uses.Cell], device: str, processes: int) -> None:
+    """Compile what the cells need, side by side, so that the run itself finds it in the caches on disk."""
+    names = [cell.name for cell in cells if not cell.name.startswith("lengths/")]  # which begins with an empty cache
+    started = [
+        subprocess.Popen([sys.executable, "-m", "posenc.bench.uses_suite", device, *share])
+        for share in share_out(names, processes)
+    ]
+    for process in started:
+        process.wait()
+
+
+def share_out(names: list[str], processes: int) -> list[list[str]]:
+    """Cells of one encoding, which share kernels, stay together; compiled models, which take longest, are shared out first."""
+    together: dict[str, list[str]] = {}
+    for name in sorted(names, key=lambda name: not name.startswith("compiled/")):
+        together.setdefault(name if name.startswith("compiled/") else name.split("/")[1], []).append(name)
+    shares: list[list[str]] = [[] for _ in range(min(processes, len(together)))]
+    for number, group in enumerate(together.values()):
+        shares[number % len(shares)] += group
+    return shares
+
+
+def warm(device: str, names: list[str]) -> None:
+    chosen = {cell.name: cell for cell in all_cells(device)}
+    for name in names:
+        try:
+            uses.warm(chosen[name])
+        except Exception as error:  # the run will say so
+            print(f"{name}: {type(error).__name__}", flush=True)
+        uses.release(device)
+
+
 def versions() -> dict[str, str]:
     found = {}
     for name in ("transformers", "triton"):
@@ -50,7 +84,7 @@ def versions() -> dict[str, str]:
 
 def main(
     device: str, path: Path, *, only: list[str] | None, missing: bool, limit: float | None, listed: bool,
-    part: str | None = None, merged: list[str] | None = None,
+    part: str | None = None, merged: list[str] | None = None, processes: int = 0,
 ) -> int:  # fmt: skip
     try:
         if merged:
@@ -69,6 +103,8 @@ def main(
     if not cells:
         print(f"no cell matches {' '.join(only or [])}; --list names them", file=sys.stderr)
         return 2
+    if processes:
+        warm_in_processes(cells, device, processes)
     described: dict[str, Any] = {**machine(device), **versions()}
     with report.progress(keeps_lines=True) as show:
         result = uses.run(
@@ -78,3 +114,7 @@ def main(
     print(uses.summary(result))
     print(f"wrote {path}")
     return 1 if any("failed" in record for record in result["cells"].values()) else 0
+
+
+if __name__ == "__main__":
+    warm(sys.argv[1], sys.argv[2:])

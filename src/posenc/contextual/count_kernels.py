@@ -11,8 +11,8 @@ dp_ij = ds_ij (by_count[i, high] - by_count[i, low]), where it is not clamped, a
 
     dz_it = ds_it + gate (1 - gate) Σ_{j <= t} dp_ij
 
-A first walk over the near tiles sums dp over all keys; what the tiles on the right do not have is the sum over j <= t. dK, dV and the
-gradient of by_count are added to float32 memory by atomics, in no fixed order.
+A first walk over the near tiles sums dp over all keys; what the tiles on the right do not have is the sum over j <= t. The gradient of
+by_count is added by atomics, as those of keys and values are.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 
 from ..engines.triton.tiles import load_tile, matmul
-from .kernel_parts import add_rows, last_tile, visible_keys
+from .kernel_parts import add_rows, begin, last_tile, store_rows, visible_keys
 
 NEG_INF = tl.constexpr(float("-inf"))
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -44,52 +44,44 @@ def count_tile(q_tile, k_tile, visible, count, by_count, last, scale):
     return tl.where(visible, s, NEG_INF), gates, low, share, slope
 
 
-@triton.jit(do_not_specialize=["heads", "group", "q_length", "k_length", "n_counts", "real_row", "ids_row"])
+@triton.jit(do_not_specialize=["heads", "group", "q_length", "k_length", "n_counts"])
 def forward_kernel(
-    q, k, v, real, ids, by_count, out, lse, heads, group, q_length, k_length, n_counts, real_row, ids_row, scale,
+    q, k, v, tokens, out, lse, heads, group, q_length, k_length, scale, by_count, n_counts,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
     """One block of queries of one head. by_count [B, H, Lq, n], out [B, H, Lq, DV] and lse [B, H, Lq] are contiguous float32."""
-    blocks = tl.cdiv(q_length, M)
-    pid = tl.program_id(0)
-    m0 = (blocks - 1 - pid % blocks) * M  # the longest walks begin first
-    bh = (pid // blocks).to(tl.int64)
-    b, h = bh // heads, bh % heads
-    first = k_length - q_length
-    row = m0 + tl.arange(0, M)
-    i, inside = first + row, row < q_length
-    at = bh * q_length + tl.minimum(row, q_length - 1)
-    d, dv = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
-    k_ptr, v_ptr = k.ptr + b * k.b + h // group * k.h, v.ptr + b * v.b + h // group * v.h
-    q_tile = load_tile(q.ptr + b * q.b + h * q.h, q.l, m0, q_length, d, D, M, True)
+    b, _h, m0, i, inside, at, d, dv, q_tile, k_ptr, v_ptr = begin(
+        q, k, v, heads, group, q_length, k_length, D, DV, BLOCK_D, BLOCK_DV, M
+    )
+    start = k_length - q_length + m0  # the first query's slot
+    numbers = by_count + at * n_counts
     last = (n_counts - 1).to(tl.float32)
     count = tl.where(inside, 0.0, last)
     m_i, l_i = tl.full([M], NEG_INF, tl.float32), tl.zeros([M], tl.float32)
     acc = tl.zeros([M, BLOCK_DV], tl.float32)
-    n0 = last_tile(first + m0 + M, k_length, N)
-    while (n0 >= 0) & ((tl.min(count, 0) < last) | (n0 + N > first + m0)):  # near
+    n0 = last_tile(start + M, k_length, N)
+    while (n0 >= 0) & ((tl.min(count, 0) < last) | (n0 + N > start)):  # near
         j = n0 + tl.arange(0, N)
         k_tile = load_tile(k_ptr, k.l, n0, k_length, d, D, N, True)
         v_tile = load_tile(v_ptr, v.l, n0, k_length, dv, DV, N, True)
-        visible = visible_keys(real, ids, b, i, j, k_length, real_row, ids_row, 0)
-        s, gates, _, _, _ = count_tile(q_tile, k_tile, visible, count, by_count + at * n_counts, last, scale)
+        visible = visible_keys(tokens, b, i, j, k_length, 0)
+        s, gates, _, _, _ = count_tile(q_tile, k_tile, visible, count, numbers, last, scale)
         m_i, l_i, acc = accumulate(s, v_tile, m_i, l_i, acc)
         count += tl.sum(gates, 1)
         n0 -= N
-    far = tl.load(by_count + at * n_counts + n_counts - 1)
+    far = tl.load(numbers + n_counts - 1)
     for step in range(n0 // N + 1):
-        start = n0 - step * N
-        j = start + tl.arange(0, N)
-        k_tile = load_tile(k_ptr, k.l, start, k_length, d, D, N, False)
-        v_tile = load_tile(v_ptr, v.l, start, k_length, dv, DV, N, False)
+        n1 = n0 - step * N
+        j = n1 + tl.arange(0, N)
+        k_tile = load_tile(k_ptr, k.l, n1, k_length, d, D, N, False)
+        v_tile = load_tile(v_ptr, v.l, n1, k_length, dv, DV, N, False)
         s = matmul(q_tile, tl.trans(k_tile)) * scale + far[:, None]
-        if real is not None or ids is not None:
-            s = tl.where(visible_keys(real, ids, b, i, j, k_length, real_row, ids_row, 0), s, NEG_INF)
+        if tokens.real is not None or tokens.ids is not None:
+            s = tl.where(visible_keys(tokens, b, i, j, k_length, 0), s, NEG_INF)
         m_i, l_i, acc = accumulate(s, v_tile, m_i, l_i, acc)
     empty = l_i == 0.0
     total = tl.where(empty, 1.0, l_i)
-    acc = acc / total[:, None]
-    tl.store(out + at[:, None] * DV + dv[None, :], acc, mask=inside[:, None] & (dv < DV)[None, :])
+    store_rows(out, at, inside, dv, DV, acc / total[:, None])
     # +inf for a fully masked query: its probabilities are zero in the backward pass
     tl.store(lse + at, tl.where(empty, float("inf"), m_i + tl.log(total)), mask=inside)
 
@@ -104,41 +96,32 @@ def accumulate(s, v_tile, m_i, l_i, acc):
     return m_new, l_i * share + tl.sum(weights, 1), matmul(weights.to(v_tile.dtype), v_tile, acc * share[:, None])
 
 
-@triton.jit(do_not_specialize=["heads", "group", "q_length", "k_length", "n_counts", "real_row", "ids_row"])
+@triton.jit(do_not_specialize=["heads", "group", "q_length", "k_length", "n_counts"])
 def backward_kernel(
-    q, k, v, d_out, real, ids, by_count, out, lse, dq, dk, dv_, d_counts, heads, group, q_length, k_length, n_counts, real_row,
-    ids_row, scale,
+    q, k, v, d_out, tokens, lse, dq, dk, dv_, heads, group, q_length, k_length, scale, out, by_count, d_counts, n_counts,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
     """One block of queries of one head: dq stored; dk, dv_ [B, Hkv, Lk, ..] and d_counts [B, H, Lq, n] added to; contiguous float32."""
-    blocks = tl.cdiv(q_length, M)
-    pid = tl.program_id(0)
-    m0 = (blocks - 1 - pid % blocks) * M
-    bh = (pid // blocks).to(tl.int64)
-    b, h = bh // heads, bh % heads
-    first = k_length - q_length
-    row = m0 + tl.arange(0, M)
-    i, inside = first + row, row < q_length
-    at = bh * q_length + tl.minimum(row, q_length - 1)
-    d, dv = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
-    k_ptr, v_ptr = k.ptr + b * k.b + h // group * k.h, v.ptr + b * v.b + h // group * v.h
-    q_tile = load_tile(q.ptr + b * q.b + h * q.h, q.l, m0, q_length, d, D, M, True)
+    b, h, m0, i, inside, at, d, dv, q_tile, k_ptr, v_ptr = begin(
+        q, k, v, heads, group, q_length, k_length, D, DV, BLOCK_D, BLOCK_DV, M
+    )
+    start = k_length - q_length + m0  # the first query's slot
+    numbers = by_count + at * n_counts
     do_tile = load_tile(d_out.ptr + b * d_out.b + h * d_out.h, d_out.l, m0, q_length, dv, DV, M, True)
     out_tile = tl.load(out + at[:, None] * DV + dv[None, :], mask=inside[:, None] & (dv < DV)[None, :], other=0.0)
     delta = tl.sum(do_tile.to(tl.float32) * out_tile, 1)
     lse_i = tl.load(lse + at, mask=inside, other=float("inf"))
     last = (n_counts - 1).to(tl.float32)
-    numbers = by_count + at * n_counts
     kv = (b * (heads // group) + h // group) * k_length
 
     before = tl.zeros([M], tl.float32)  # of the counts' gradients, over all keys
     count = tl.where(inside, 0.0, last)
-    n0 = last_tile(first + m0 + M, k_length, N)
-    while (n0 >= 0) & ((tl.min(count, 0) < last) | (n0 + N > first + m0)):
+    n0 = last_tile(start + M, k_length, N)
+    while (n0 >= 0) & ((tl.min(count, 0) < last) | (n0 + N > start)):
         j = n0 + tl.arange(0, N)
         k_tile = load_tile(k_ptr, k.l, n0, k_length, d, D, N, True)
         v_tile = load_tile(v_ptr, v.l, n0, k_length, dv, DV, N, True)
-        visible = visible_keys(real, ids, b, i, j, k_length, real_row, ids_row, 0)
+        visible = visible_keys(tokens, b, i, j, k_length, 0)
         s, gates, _, _, slope = count_tile(q_tile, k_tile, visible, count, numbers, last, scale)
         ds = tl.exp2((s - lse_i[:, None]) * LOG2E) * (matmul(do_tile, tl.trans(v_tile)) - delta[:, None])
         before += tl.sum(ds * slope, 1)
@@ -147,12 +130,12 @@ def backward_kernel(
 
     acc = tl.zeros([M, BLOCK_D], tl.float32)
     count = tl.where(inside, 0.0, last)
-    n0 = last_tile(first + m0 + M, k_length, N)
-    while (n0 >= 0) & ((tl.min(count, 0) < last) | (n0 + N > first + m0)):
+    n0 = last_tile(start + M, k_length, N)
+    while (n0 >= 0) & ((tl.min(count, 0) < last) | (n0 + N > start)):
         j = n0 + tl.arange(0, N)
         k_tile = load_tile(k_ptr, k.l, n0, k_length, d, D, N, True)
         v_tile = load_tile(v_ptr, v.l, n0, k_length, dv, DV, N, True)
-        visible = visible_keys(real, ids, b, i, j, k_length, real_row, ids_row, 0)
+        visible = visible_keys(tokens, b, i, j, k_length, 0)
         s, gates, low, share, slope = count_tile(q_tile, k_tile, visible, count, numbers, last, scale)
         weights = tl.exp2((s - lse_i[:, None]) * LOG2E)
         ds = weights * (matmul(do_tile, tl.trans(v_tile)) - delta[:, None])
@@ -172,13 +155,13 @@ def backward_kernel(
     far = tl.load(numbers + n_counts - 1)
     of_far = tl.zeros([M], tl.float32)
     for step in range(n0 // N + 1):
-        start = n0 - step * N
-        j = start + tl.arange(0, N)
-        k_tile = load_tile(k_ptr, k.l, start, k_length, d, D, N, False)
-        v_tile = load_tile(v_ptr, v.l, start, k_length, dv, DV, N, False)
+        n1 = n0 - step * N
+        j = n1 + tl.arange(0, N)
+        k_tile = load_tile(k_ptr, k.l, n1, k_length, d, D, N, False)
+        v_tile = load_tile(v_ptr, v.l, n1, k_length, dv, DV, N, False)
         s = matmul(q_tile, tl.trans(k_tile)) * scale + far[:, None]
-        if real is not None or ids is not None:
-            s = tl.where(visible_keys(real, ids, b, i, j, k_length, real_row, ids_row, 0), s, NEG_INF)
+        if tokens.real is not None or tokens.ids is not None:
+            s = tl.where(visible_keys(tokens, b, i, j, k_length, 0), s, NEG_INF)
         weights = tl.exp2((s - lse_i[:, None]) * LOG2E)
         ds = weights * (matmul(do_tile, tl.trans(v_tile)) - delta[:, None])
         of_far += tl.sum(ds, 1)
@@ -187,4 +170,4 @@ def backward_kernel(
         add_rows(dk, kv, j, k_length, d, D, matmul(tl.trans(dz), q_tile))
         add_rows(dv_, kv, j, k_length, dv, DV, matmul(tl.trans(weights.to(do_tile.dtype)), do_tile))
     tl.atomic_add(d_counts + at * n_counts + n_counts - 1, of_far, mask=inside, sem="relaxed")
-    tl.store(dq + at[:, None] * D + d[None, :], acc, mask=inside[:, None] & (d < D)[None, :])
+    store_rows(dq, at, inside, d, D, acc)

@@ -1,20 +1,54 @@
-"""What the kernels of stick-breaking and of contextual counts share: both walk over the keys from right to left."""
+"""What the kernels of stick-breaking and of contextual counts share. A program takes a block of queries and walks over the keys from right
+to left; dK and dV are added to float32 memory by atomics, in no fixed order."""
 
 from __future__ import annotations
+
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
 
+from ..engines.triton.tiles import load_tile
+
+
+class Tokens(NamedTuple):
+    """Masks of keys, None where there are none; *_row: strides over B."""
+
+    real: Any  # uint8 [B or 1, Lk]: padding is 0
+    keys_row: Any
+    ids: Any  # int64 [B or 1, Lk]: documents
+    doc_k_row: Any
+
 
 @triton.jit
-def visible_keys(real, ids, b, i, j, k_length, real_row, ids_row, STRICT: tl.constexpr):
+def begin(q, k, v, heads, group, q_length, k_length, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+          M: tl.constexpr):  # fmt: skip
+    """This program's batch row, head and queries (the longest walks begin first):
+    b, h, the first query m0, slots i of queries among the keys, whether they exist, their numbers in [B, H, Lq], channels, queries, and
+    pointers to the head's keys and values."""
+    blocks = tl.cdiv(q_length, M)
+    pid = tl.program_id(0)
+    m0 = (blocks - 1 - pid % blocks) * M
+    bh = (pid // blocks).to(tl.int64)
+    b, h = bh // heads, bh % heads
+    row = m0 + tl.arange(0, M)
+    i, inside = k_length - q_length + row, row < q_length
+    at = bh * q_length + tl.minimum(row, q_length - 1)
+    d, dv = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
+    q_tile = load_tile(q.ptr + b * q.b + h * q.h, q.l, m0, q_length, d, D, M, True)
+    k_ptr, v_ptr = k.ptr + b * k.b + h // group * k.h, v.ptr + b * v.b + h // group * v.h
+    return b, h, m0, i, inside, at, d, dv, q_tile, k_ptr, v_ptr
+
+
+@triton.jit
+def visible_keys(tokens, b, i, j, k_length, STRICT: tl.constexpr):
     """[queries, keys]; i: slots of queries among the keys."""
     visible = (j[None, :] + STRICT <= i[:, None]) & (i < k_length)[:, None]
-    if real is not None:
-        visible = visible & (tl.load(real + b * real_row + j, mask=j < k_length, other=0) != 0)[None, :]
-    if ids is not None:
-        of_q = tl.load(ids + b * ids_row + i, mask=i < k_length, other=0)
-        of_k = tl.load(ids + b * ids_row + j, mask=j < k_length, other=0)
+    if tokens.real is not None:
+        visible = visible & (tl.load(tokens.real + b * tokens.keys_row + j, mask=j < k_length, other=0) != 0)[None, :]
+    if tokens.ids is not None:
+        of_q = tl.load(tokens.ids + b * tokens.doc_k_row + i, mask=i < k_length, other=0)
+        of_k = tl.load(tokens.ids + b * tokens.doc_k_row + j, mask=j < k_length, other=0)
         visible = visible & (of_q[:, None] == of_k[None, :])
     return visible
 
@@ -26,7 +60,13 @@ def last_tile(stop, k_length, N: tl.constexpr):
 
 
 @triton.jit
+def store_rows(x, at, inside, d, D: tl.constexpr, value):
+    """value [queries, d] into the rows `at` of contiguous memory [.., D]."""
+    tl.store(x + at[:, None] * D + d[None, :], value.to(x.dtype.element_ty), mask=inside[:, None] & (d < D)[None, :])
+
+
+@triton.jit
 def add_rows(x, first, j, length, d, D: tl.constexpr, value):
-    """Add value [keys, d] to the rows first + j of contiguous float32 memory [.., D], by atomics."""
+    """Add value [keys, d] to the rows first + j of contiguous float32 memory [.., D]."""
     at = x + (first + j)[:, None] * D + d[None, :]
     tl.atomic_add(at, value, mask=(j < length)[:, None] & (d < D)[None, :], sem="relaxed")

@@ -23,7 +23,7 @@ def supports(q: Tensor, k: Tensor, v: Tensor) -> bool:
 def stick_breaking(
     q: Tensor, k: Tensor, v: Tensor, real: Tensor | None, ids: Tensor | None, scale: float, strict: bool
 ) -> tuple[Tensor, Tensor]:
-    out, left = apply_function(_StickBreaking, q, k, v, real, ids, scale, strict)
+    out, left = apply_function(_Contextual, q, k, v, None, real, ids, scale, strict)
     return out, left.to(q.dtype)
 
 
@@ -32,58 +32,36 @@ def cope(
 ) -> Tensor:  # fmt: skip
     """rows: the table, [H or 1, n, D]."""
     by_count = (q.float() @ rows.float().mT) * position_scale
-    return apply_function(_Counts, q, k, v, by_count.contiguous(), real, ids, scale)[0].to(q.dtype)
+    return apply_function(_Contextual, q, k, v, by_count.contiguous(), real, ids, scale, False)[0].to(q.dtype)
 
 
-class _StickBreaking(torch.autograd.Function):
-    """out in q's dtype, left in float32."""
+class _Contextual(torch.autograd.Function):
+    """The operators' forward and backward; the log-sum-exp of counts is for the backward pass alone."""
 
     @staticmethod
-    def forward(q, k, v, real, ids, scale, strict):
-        from .operators import call, stick_forward
+    def forward(q, k, v, by_count, real, ids, scale, strict):
+        from .operators import call, forward
 
-        return call(stick_forward, q, q, k, v, real, ids, scale, strict)
+        return call(forward, q, q, k, v, by_count, real, ids, scale, strict)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        q, k, v, real, ids, ctx.scale, ctx.strict = inputs
+        *tensors, ctx.scale, ctx.strict = inputs
+        out, rest = output
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(q, k, v, real, ids, output[1])
+        if inputs[3] is None:  # stick-breaking
+            out = None
+        else:
+            ctx.mark_non_differentiable(rest)
+        ctx.save_for_backward(*tensors, out, rest)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, d_out, d_left):
-        from .operators import call, stick_backward
+        from .operators import backward, call
 
-        q, k, v, real, ids, left = ctx.saved_tensors
-        given = q.new_zeros(*q.shape[:3], v.shape[3]) if d_out is None else d_out
+        q, k, v, *more = ctx.saved_tensors
+        given = q.new_zeros(*q.shape[:3], v.shape[3]) if d_out is None else d_out.to(q.dtype)
         of_left = None if d_left is None else d_left.contiguous()
-        grads = call(stick_backward, q, given, of_left, q, k, v, real, ids, left, ctx.scale, ctx.strict)
-        return *(x.to(q.dtype) for x in grads), None, None, None, None
-
-
-class _Counts(torch.autograd.Function):
-    """out and log-sum-exp in float32; the second is for the backward pass alone."""
-
-    @staticmethod
-    def forward(q, k, v, by_count, real, ids, scale):
-        from .operators import call, count_forward
-
-        return call(count_forward, q, q, k, v, by_count, real, ids, scale)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        q, k, v, by_count, real, ids, ctx.scale = inputs
-        ctx.mark_non_differentiable(output[1])
-        ctx.save_for_backward(q, k, v, by_count, real, ids, *output)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, d_out, _):
-        from .operators import call, count_backward
-
-        q, k, v, by_count, real, ids, out, lse = ctx.saved_tensors
-        dq, dk, dv, d_counts = call(
-            count_backward, q, d_out.to(q.dtype), q, k, v, by_count, real, ids, out, lse, ctx.scale
-        )
-        return *(x.to(q.dtype) for x in (dq, dk, dv)), d_counts, None, None, None
+        dq, dk, dv, *d_counts = call(backward, q, given, of_left, q, k, v, *more, ctx.scale, ctx.strict)
+        return *(x.to(q.dtype) for x in (dq, dk, dv)), *(d_counts or [None]), None, None, None, None

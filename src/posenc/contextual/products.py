@@ -29,6 +29,7 @@ from ..core.positions import Positions
 from ..core.precision import no_autocast
 from ..functional import attend, merge
 from .blocks import NEG_INF, check, document_ids, real_tokens, softmax
+from .inverse import invert
 
 BLOCK = 64
 Attended = tuple[Tensor, Tensor]
@@ -116,9 +117,7 @@ class Halves:
         k, v, w = (_cut(x.to(self.precision), size, -2) for x in (self.k, self.v, w))  # [B, Hkv, N, n, D]
         beta = _cut(beta, size, -1)
         overlap = (beta[..., None] * (w @ w.mT)).tril(-1)
-        eye = torch.eye(size, dtype=w.dtype, device=w.device)
-        inverse = torch.linalg.solve_triangular(overlap + eye, eye.expand_as(overlap), upper=False, unitriangular=True)
-        scaled = inverse * beta[..., None, :]  # T β
+        scaled = invert(overlap) * beta[..., None, :]  # T β
         inner = scaled @ (w @ k.mT).tril(-1)  # column j: T β (w·k_j) over the tokens after j
         moved = k - inner.mT @ w
         reach = scaled @ w
@@ -130,7 +129,7 @@ class Halves:
             total = _cut(self.total, size, -1).unflatten(1, (self.kv_heads, self.group))
             total = (total - total[..., :1]).to(self.precision)
             s = s + (total[..., :, None] - total[..., None, :])
-        visible = eye.new_ones(size, size, dtype=torch.bool).tril()
+        visible = w.new_ones(size, size, dtype=torch.bool).tril()
         if self.real is not None:
             visible = visible & _cut(self.real, size, -1)[:, None, None, :, None, :]
         if self.ids is not None:

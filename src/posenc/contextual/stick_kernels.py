@@ -10,8 +10,7 @@ The gradient of log a_ij is g_ij = a_ij (d_out_i·v_j), and lost_it is a summand
     dz_ij = g_ij - sigmoid(z_ij) (Σ_{t <= j} g_it + left_i d_left_i)
 
 Sums from the left have no cancellation: a far key whose weight is nothing gets nothing. So the backward pass first walks as the forward
-pass does, for rest alone, and then back to the right, taking each tile's sum out of rest again. dK and dV are added to float32 memory by
-atomics, in no fixed order.
+pass does, for rest alone, and then back to the right, taking each tile's sum out of rest again.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import triton
 import triton.language as tl
 
 from ..engines.triton.tiles import load_tile, matmul
-from .kernel_parts import add_rows, last_tile, visible_keys
+from .kernel_parts import add_rows, begin, last_tile, store_rows, visible_keys
 
 STOP = tl.constexpr(-40.0)
 """exp(-40) = 4e-18, below the rounding of any float32 sum of size 1."""
@@ -43,75 +42,53 @@ def stick_tile(q_tile, k_tile, visible, rest, scale):
     return z, weights, tl.sum(lost, 1)
 
 
-@triton.jit(do_not_specialize=["heads", "group", "q_length", "k_length", "real_row", "ids_row"])
+@triton.jit(do_not_specialize=["heads", "group", "q_length", "k_length"])
 def forward_kernel(
-    q, k, v, real, ids, out, left, heads, group, q_length, k_length, real_row, ids_row, scale,
+    q, k, v, tokens, out, left, heads, group, q_length, k_length, scale,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
     STRICT: tl.constexpr,
 ):  # fmt: skip
     """One block of queries of one head. out [B, H, Lq, DV] and left [B, H, Lq] are contiguous."""
-    blocks = tl.cdiv(q_length, M)
-    pid = tl.program_id(0)
-    m0 = (blocks - 1 - pid % blocks) * M  # the longest walks begin first
-    bh = (pid // blocks).to(tl.int64)
-    b, h = bh // heads, bh % heads
-    first = k_length - q_length
-    row = m0 + tl.arange(0, M)
-    i = first + row
-    d, dv = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
-    k_ptr, v_ptr = k.ptr + b * k.b + h // group * k.h, v.ptr + b * v.b + h // group * v.h
-    q_tile = load_tile(q.ptr + b * q.b + h * q.h, q.l, m0, q_length, d, D, M, True)
+    b, _h, m0, i, inside, at, d, dv, q_tile, k_ptr, v_ptr = begin(
+        q, k, v, heads, group, q_length, k_length, D, DV, BLOCK_D, BLOCK_DV, M
+    )
     acc = tl.zeros([M, BLOCK_DV], tl.float32)
-    rest = tl.where(row < q_length, 0.0, STOP)
-    n0 = last_tile(first + m0 + M - STRICT, k_length, N)
+    rest = tl.where(inside, 0.0, STOP)
+    n0 = last_tile(k_length - q_length + m0 + M - STRICT, k_length, N)
     while (n0 >= 0) & (tl.max(rest, 0) > STOP):
         j = n0 + tl.arange(0, N)
         k_tile = load_tile(k_ptr, k.l, n0, k_length, d, D, N, True)
         v_tile = load_tile(v_ptr, v.l, n0, k_length, dv, DV, N, True)
-        visible = visible_keys(real, ids, b, i, j, k_length, real_row, ids_row, STRICT)
+        visible = visible_keys(tokens, b, i, j, k_length, STRICT)
         _, weights, lost = stick_tile(q_tile, k_tile, visible, rest, scale)
         acc = matmul(weights.to(v_tile.dtype), v_tile, acc)
         rest += lost
         n0 -= N
-    at = bh * q_length + row
-    inside = row < q_length
-    tl.store(
-        out + at[:, None] * DV + dv[None, :], acc.to(out.dtype.element_ty), mask=inside[:, None] & (dv < DV)[None, :]
-    )
+    store_rows(out, at, inside, dv, DV, acc)
     tl.store(left + at, tl.exp(rest), mask=inside)
 
 
-@triton.jit(do_not_specialize=["heads", "group", "q_length", "k_length", "real_row", "ids_row"])
+@triton.jit(do_not_specialize=["heads", "group", "q_length", "k_length"])
 def backward_kernel(
-    q, k, v, d_out, real, ids, left, d_left, dq, dk, dv_, heads, group, q_length, k_length, real_row, ids_row, scale,
+    q, k, v, d_out, tokens, left, dq, dk, dv_, heads, group, q_length, k_length, scale, d_left,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
     STRICT: tl.constexpr,
 ):  # fmt: skip
     """One block of queries of one head: dq [B, H, Lq, D] stored, dk and dv_ [B, Hkv, Lk, ..] added to, all contiguous float32."""
-    blocks = tl.cdiv(q_length, M)
-    pid = tl.program_id(0)
-    m0 = (blocks - 1 - pid % blocks) * M
-    bh = (pid // blocks).to(tl.int64)
-    b, h = bh // heads, bh % heads
-    first = k_length - q_length
-    row = m0 + tl.arange(0, M)
-    i = first + row
-    inside = row < q_length
-    at = bh * q_length + row
-    d, dv = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
-    k_ptr, v_ptr = k.ptr + b * k.b + h // group * k.h, v.ptr + b * v.b + h // group * v.h
-    q_tile = load_tile(q.ptr + b * q.b + h * q.h, q.l, m0, q_length, d, D, M, True)
+    b, h, m0, i, inside, at, d, dv, q_tile, k_ptr, v_ptr = begin(
+        q, k, v, heads, group, q_length, k_length, D, DV, BLOCK_D, BLOCK_DV, M
+    )
     do_tile = load_tile(d_out.ptr + b * d_out.b + h * d_out.h, d_out.l, m0, q_length, dv, DV, M, True)
     kv = (b * (heads // group) + h // group) * k_length
 
     rest = tl.where(inside, 0.0, STOP)
     more = tl.zeros([M], tl.float32)  # what rest has rounded away
-    n0 = last_tile(first + m0 + M - STRICT, k_length, N)
+    n0 = last_tile(k_length - q_length + m0 + M - STRICT, k_length, N)
     stop = n0 + N
     while (n0 >= 0) & (tl.max(rest, 0) > STOP):
         j = n0 + tl.arange(0, N)
         k_tile = load_tile(k_ptr, k.l, n0, k_length, d, D, N, True)
-        visible = visible_keys(real, ids, b, i, j, k_length, real_row, ids_row, STRICT)
+        visible = visible_keys(tokens, b, i, j, k_length, STRICT)
         rest, more = add_exactly(rest, more, lost_in(q_tile, k_tile, visible, scale))
         n0 -= N
 
@@ -124,7 +101,7 @@ def backward_kernel(
         j = n0 + tl.arange(0, N)
         k_tile = load_tile(k_ptr, k.l, n0, k_length, d, D, N, True)
         v_tile = load_tile(v_ptr, v.l, n0, k_length, dv, DV, N, True)
-        visible = visible_keys(real, ids, b, i, j, k_length, real_row, ids_row, STRICT)
+        visible = visible_keys(tokens, b, i, j, k_length, STRICT)
         rest, more = add_exactly(rest, more, -lost_in(q_tile, k_tile, visible, scale))
         z, weights, _ = stick_tile(q_tile, k_tile, visible, rest + more, scale)
         g = weights * matmul(do_tile, tl.trans(v_tile))
@@ -134,7 +111,7 @@ def backward_kernel(
         add_rows(dk, kv, j, k_length, d, D, matmul(tl.trans(dz), q_tile))
         add_rows(dv_, kv, j, k_length, dv, DV, matmul(tl.trans(weights.to(do_tile.dtype)), do_tile))
         before += tl.sum(g, 1)
-    tl.store(dq + at[:, None] * D + d[None, :], acc, mask=inside[:, None] & (d < D)[None, :])
+    store_rows(dq, at, inside, d, D, acc)
 
 
 @triton.jit

@@ -88,6 +88,12 @@ class Mask:
                 parts.append(offset <= right)
             if left is not None:
                 parts.append(offset >= -left)
+        by_token = self.allowed_by_token(rows, columns)
+        return _every([*parts, by_token] if by_token is not None else parts)
+
+    def allowed_by_token(self, rows: slice = slice(None), columns: slice = slice(None)) -> Tensor | None:
+        """`allowed` without causality and window: what padding, documents and a boolean mask leave visible."""
+        parts = []
         if self.key_mask is not None:
             parts.append(self.key_mask[:, None, None, columns])
         if self.documents is not None:
@@ -95,12 +101,7 @@ class Mask:
             parts.append((ours[:, rows, None] == theirs[:, None, columns])[:, None])
         if self.extra is not None and self.extra.dtype == torch.bool:
             parts.append(_block(self.extra, rows, columns))
-        if not parts:
-            return None
-        result = parts[0]
-        for part in parts[1:]:
-            result = result & part
-        return result
+        return _every(parts)
 
     def added(self, rows: slice = slice(None), columns: slice = slice(None)) -> Tensor | None:
         """The additive part of a block, or None."""
@@ -110,6 +111,16 @@ class Mask:
 
 
 OPEN, CAUSAL = Mask(), Mask(True)
+
+
+def _every(parts: list[Tensor]) -> Tensor | None:
+    """Where all of them are True; None without any."""
+    if not parts:
+        return None
+    result = parts[0]
+    for part in parts[1:]:
+        result = result & part
+    return result
 
 
 def _block(mask: Tensor, rows: slice, columns: slice) -> Tensor:

@@ -1,13 +1,13 @@
 """Tables of relative encodings, projected by linear layers: rows [n, d_model] -> [H, n, D] each.
 
 On a GPU the rows are few (a text of 128 tokens has 255 distances), and the products take less time than the host takes to ask for
-them: two linear maps are eight operations in a training step and a dozen nodes of autograd. Here they are one function and three
+them: two linear maps are eight operations in a training step and a dozen nodes of autograd. Here they are one function and two
 launches (projection_kernel.py), where both are plain linear layers in half precision; everywhere else the layers are called.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any
@@ -30,8 +30,10 @@ def project_heads(
     table: Tensor, projections: Sequence[nn.Module], heads: int, rows: slice = slice(None)
 ) -> tuple[Tensor, ...]:
     """[H, n, D] for each projection of the rows [n, d_model] of a table; rows: a slice without a step."""
-    if table.is_cuda and len(projections) <= 2 and not torch.compiler.is_compiling() and _is_served(table, projections):
-        weights = [x for projection in projections for x in _parameters(projection)]
+    weights = None
+    if table.is_cuda and len(projections) <= 2 and not torch.compiler.is_compiling():
+        weights = _find_weights(table, projections)
+    if weights is not None:
         first, last, _ = rows.indices(table.shape[0])
         if torch.is_grad_enabled():
             return _apply(heads, first, last, table, *weights)
@@ -44,44 +46,39 @@ def project_heads(
     return tuple(projected)
 
 
-def _parameters(projection: nn.Module) -> tuple[Tensor, Tensor | None]:
-    own: dict[str, Any] = projection._parameters
-    return own["weight"], own["bias"]
-
-
-def _is_served(table: Tensor, projections: Sequence[nn.Module]) -> bool:
-    if (
-        not table.is_cuda
-        or type(table) not in PLAIN
-        or table.dtype not in (torch.bfloat16, torch.float16)
-        or not _triton()
-    ):
-        return False
+def _find_weights(table: Tensor, projections: Sequence[nn.Module]) -> list[Tensor | None] | None:
+    """Each projection's weight and bias, where the kernels serve them; else None."""
+    dtype, device = table.dtype, table.get_device()
+    if not table.is_cuda or type(table) not in PLAIN or dtype not in (torch.bfloat16, torch.float16) or not _triton():
+        return None
     if table.stride(1) != 1 or not table.numel() or torch.is_autocast_enabled("cuda") or _has_any_global_hook():
-        return False
+        return None
     if torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active():
-        return False
+        return None
     if forward_ad._current_level >= 0:
-        return False
+        return None
+    weights: list[Tensor | None] = []
     shape = None
     for projection in projections:
-        own = projection.__dict__
+        own: dict[str, Any] = projection.__dict__
         if (
             type(projection) is not nn.Linear or own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_backward_hooks"]
             or own["_backward_pre_hooks"] or "forward" in own
         ):  # fmt: skip
-            return False
-        weight, bias = _parameters(projection)
-        if type(weight) not in PLAIN or weight.dtype is not table.dtype or weight.get_device() != table.get_device():
-            return False
+            return None
+        parameters = own["_parameters"]
+        weight, bias = parameters["weight"], parameters["bias"]
+        if type(weight) not in PLAIN or weight.dtype is not dtype or weight.get_device() != device:
+            return None
         if not weight.is_contiguous() or weight.shape[1] != table.shape[1] or weight.shape != (shape or weight.shape):
-            return False
-        if bias is not None and (type(bias) not in PLAIN or bias.dtype is not table.dtype or not bias.is_contiguous()):
-            return False
+            return None
+        if bias is not None and (type(bias) not in PLAIN or bias.dtype is not dtype or not bias.is_contiguous()):
+            return None
         shape = weight.shape
+        weights += (weight, bias)
     if shape is None or shape[0] % 16 or shape[1] % 16 or table.stride(0) % 16:
-        return False  # loads of single numbers
-    return table.shape[0] * shape.numel() <= MOST
+        return None  # loads of single numbers
+    return weights if table.shape[0] * shape.numel() <= MOST else None
 
 
 @lru_cache(maxsize=1)
@@ -106,19 +103,18 @@ def _describe(table: Tensor, weights: Sequence[Tensor | None], needs: Sequence[b
 
 
 def _project(heads: int, rows: Tensor, weights: Sequence[Any], variant: tuple) -> tuple[Tensor, ...]:
-    kernels = _kernels()
-    n, width = rows.shape[0], weights[0].shape[0]
-    size = width // heads
-    outs = [_empty((heads, n, size), (size, width, 1), rows) for _ in weights[::2]]
-    programs = kernels.tiles(n, width) * len(outs)
-    kernels.launch(kernels.project, programs, variant, _project_arguments(rows, weights, outs))
-    return tuple(outs)
-
-
-def _project_arguments(rows: Tensor, weights: Sequence[Any], outs: list[Tensor]) -> tuple:
-    width, size = weights[0].shape
-    other: tuple = (weights[2], size, weights[3], outs[1]) if len(outs) == 2 else (None, 0, None, None)
-    return rows, rows.stride(0), weights[0], size, weights[1], outs[0], *other, rows.shape[0], width, size
+    kernels, allocate = _kernels(), _find_allocation(rows)
+    n, (width, size) = rows.shape[0], weights[0].shape
+    shape, stride, dtype = (heads, n, width // heads), (width // heads, width, 1), rows.dtype
+    programs = kernels.tiles(n, width)
+    out, other_out = allocate(shape, stride, dtype), None
+    other: tuple = (None, 0, None, None)
+    if len(weights) == 4:
+        other_out = allocate(shape, stride, dtype)
+        other, programs = (weights[2], size, weights[3], other_out), 2 * programs
+    args = rows, rows.stride(0), weights[0], size, weights[1], out, *other, n, width, size
+    kernels.launch(kernels.project, programs, variant, args)
+    return (out,) if other_out is None else (out, other_out)
 
 
 class _Project(torch.autograd.Function):
@@ -177,31 +173,26 @@ def _by_formula(rows: Tensor, weights, grads, needs: Sequence[bool]) -> list[Ten
 def _gradients(
     table: Tensor, first: int, last: int, weights: Sequence[Any], grads: list[Tensor], needs: Sequence[bool], variant: tuple
 ) -> list[Tensor | None]:  # fmt: skip
-    kernels = _kernels()
-    rows, n, (width, size) = _rows(table, first, last), last - first, weights[0].shape
-    found: list[Tensor | None] = [None]
+    kernels, allocate = _kernels(), _find_allocation(table)
+    rows, n, (width, size), count, dtype = (
+        _rows(table, first, last),
+        last - first,
+        weights[0].shape,
+        table.shape[0],
+        table.dtype,
+    )
+    found: list[Tensor | None] = [allocate((count, size), (size, 1), dtype) if needs[0] else None]
     for x, need in zip(weights, needs[1:], strict=True):
-        found.append(_empty(x.shape, x.stride(), rows) if need else None)
-    if any(needs[1:]):
-        args = (*_weight_arguments(rows, grads, found), n, width, size)
-        kernels.launch(kernels.weight_gradient, kernels.tiles(width, size) * len(grads), variant, args)
-    if needs[0]:
-        count = table.shape[0]
-        found[0] = _empty((count, size), (size, 1), rows)
-        args = (*_row_arguments(weights, grads, found[0]), first, count, n, width, size)
-        kernels.launch(kernels.row_gradient, kernels.tiles(count, size), variant, args)
+        found.append(allocate(tuple(x.shape), x.stride(), dtype) if need else None)
+    each = kernels.tiles(width, size) if any(needs[1:]) else 0
+    other: tuple = (grads[1], weights[2], size, *found[3:]) if len(grads) == 2 else (None, None, 0, None, None)
+    args = (
+        rows, rows.stride(0), grads[0], weights[0], size, found[1], found[2], *other, found[0], each, first, count, n, width, size
+    )  # fmt: skip
+    programs = each * len(grads) + (kernels.tiles(count, size) if needs[0] else 0)
+    if programs:
+        kernels.launch(kernels.gradients, programs, variant, args)
     return found
-
-
-def _weight_arguments(rows: Tensor, grads: list[Tensor], found: Sequence[Tensor | None]) -> tuple:
-    other = (grads[1], found[3], found[4]) if len(grads) == 2 else (None, None, None)
-    return rows, rows.stride(0), grads[0], found[1], found[2], *other
-
-
-def _row_arguments(weights, grads: list[Tensor], out: Tensor | None) -> tuple:
-    size = weights[0].shape[1]
-    other = (grads[1], weights[2], size) if len(grads) == 2 else (None, None, 0)
-    return grads[0], weights[0], size, *other, out
 
 
 _compiled: set[tuple] = set()
@@ -221,8 +212,9 @@ def _compile_once(
         compile_launches(table.device, run)
 
 
-def _empty(shape: tuple[int, ...], stride: tuple[int, ...], like: Tensor) -> Tensor:
+def _find_allocation(like: Tensor) -> Callable[..., Tensor]:
+    """allocate(shape, stride, dtype) where the tensor is."""
     allocate = find_allocation(like.device)
     if allocate is None or like.get_device() != torch.cuda.current_device():
-        return torch.empty_strided(shape, stride, dtype=like.dtype, device=like.device)
-    return allocate(tuple(shape), stride, like.dtype)
+        return lambda shape, stride, dtype: torch.empty_strided(shape, stride, dtype=dtype, device=like.device)
+    return allocate

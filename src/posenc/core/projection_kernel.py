@@ -1,8 +1,8 @@
 """Kernels of core/projection.py: products of few rows, one launch for all tables of a plan, each way.
 
-    project          out_t[n, o]  = Σ_i rows[n, i] W_t[o, i] + b_t[o]                   a program for each tile of each table
-    weight_gradient  dW_t[o, i]   = Σ_n d_t[n, o] rows[n, i],  db_t[o] = Σ_n d_t[n, o]  the same
-    row_gradient     d_rows[n, i] = Σ_t Σ_o d_t[n, o] W_t[o, i]                         a program for each tile, zeros in the table's other rows
+    project      out_t[n, o]  = Σ_i rows[n, i] W_t[o, i] + b_t[o]                   a program for each tile of each table
+    gradients    dW_t[o, i]   = Σ_n d_t[n, o] rows[n, i],  db_t[o] = Σ_n d_t[n, o]  the same, and behind them
+                 d_rows[n, i] = Σ_t Σ_o d_t[n, o] W_t[o, i]                         a program for each tile, zeros in the table's other rows
 
 Matrices are [rows, channels] with channels side by side. Sums are made in float32, each by one program in one order.
 """
@@ -77,21 +77,6 @@ def _weight_tile(rows, rows_s, d, dw, db, tile, n, width, size, BLOCK: tl.conste
             tl.store(db + row, total.to(db.dtype.element_ty), mask=row < width)
 
 
-@triton.jit(do_not_specialize=["n"])
-def weight_gradient(
-    rows, rows_s, d, dw, db, other_d, other_dw, other_db, n, width, size, BLOCK: tl.constexpr, DEPTH: tl.constexpr
-):
-    tiles = tl.cdiv(width, BLOCK) * tl.cdiv(size, BLOCK)
-    tile = tl.program_id(0)
-    if other_d is None:
-        _weight_tile(rows, rows_s, d, dw, db, tile, n, width, size, BLOCK, DEPTH)
-    else:
-        if tile < tiles:
-            _weight_tile(rows, rows_s, d, dw, db, tile, n, width, size, BLOCK, DEPTH)
-        else:
-            _weight_tile(rows, rows_s, other_d, other_dw, other_db, tile - tiles, n, width, size, BLOCK, DEPTH)
-
-
 @triton.jit
 def _load_rows(ptr, row, column, stride, rows, columns):
     """`_load` where rows may lie before the first one."""
@@ -99,13 +84,12 @@ def _load_rows(ptr, row, column, stride, rows, columns):
     return tl.load(ptr + row.to(tl.int64)[:, None] * stride + column[None, :], mask=inside, other=0.0)
 
 
-@triton.jit(do_not_specialize=["first", "count", "n"])
-def row_gradient(
-    d, w, w_s, other_d, other_w, other_w_s, out, first, count, n, width, size, BLOCK: tl.constexpr, DEPTH: tl.constexpr
-):
+@triton.jit
+def _row_tile(
+    d, w, w_s, other_d, other_w, other_w_s, out, tile, first, count, n, width, size, BLOCK: tl.constexpr, DEPTH: tl.constexpr
+):  # fmt: skip
     """out: of the whole table, `count` rows, of which n from `first` on were projected."""
     across = tl.cdiv(size, BLOCK)
-    tile = tl.program_id(0)
     row, column = tile // across * BLOCK + tl.arange(0, BLOCK), tile % across * BLOCK + tl.arange(0, BLOCK)
     acc = tl.zeros([BLOCK, BLOCK], tl.float32)
     for o0 in range(0, width, DEPTH):
@@ -118,6 +102,30 @@ def row_gradient(
             acc = tl.dot(d_tile, _load(other_w, o, column, other_w_s, width, size), acc)
     at = out + row.to(tl.int64)[:, None] * size + column[None, :]
     tl.store(at, acc.to(out.dtype.element_ty), mask=(row < count)[:, None] & (column < size)[None, :])
+
+
+@triton.jit(do_not_specialize=["each", "first", "count", "n"])
+def gradients(
+    rows, rows_s, d, w, w_s, dw, db, other_d, other_w, other_w_s, other_dw, other_db, d_rows, each, first, count, n, width, size,
+    BLOCK: tl.constexpr, DEPTH: tl.constexpr,
+):  # fmt: skip
+    """each: tiles of a weight, 0 where none has a gradient; other_*: of the second table; what has no gradient is None."""
+    tile = tl.program_id(0)
+    if tile < each:
+        _weight_tile(rows, rows_s, d, dw, db, tile, n, width, size, BLOCK, DEPTH)
+    else:
+        tile -= each
+        if other_d is None:
+            if d_rows is not None:
+                _row_tile(d, w, w_s, None, None, 0, d_rows, tile, first, count, n, width, size, BLOCK, DEPTH)
+        else:
+            if tile < each:
+                _weight_tile(rows, rows_s, other_d, other_dw, other_db, tile, n, width, size, BLOCK, DEPTH)
+            else:
+                if d_rows is not None:
+                    _row_tile(
+                        d, w, w_s, other_d, other_w, other_w_s, d_rows, tile - each, first, count, n, width, size, BLOCK, DEPTH
+                    )  # fmt: skip
 
 
 OPTIONS = {"num_warps": 4, "num_stages": 3}

@@ -25,14 +25,17 @@ if TYPE_CHECKING:
     from .kerple import Kerple
     from .none import NoPosition
     from .relative_logits import RelativeLogits
-    from .rope.axial import AxialRoPE, ManyAxes, MRoPE, Sinusoidal2D
+    from .rope.axial import AxialRoPE
+    from .rope.many_axes import ManyAxes
     from .rope.mixed import MixedRoPE
+    from .rope.mrope import MRoPE
     from .rope.polar import PoPE
     from .rope.rope import RoPE
     from .rope.xpos import XPos
     from .sandwich import Sandwich
     from .shaw import Shaw
     from .sinks import Sinks
+    from .sinusoidal_2d import Sinusoidal2D
     from .tempered import Tempered
     from .transformer_xl import TransformerXL, XLNet
     from .tupe import TUPE
@@ -83,7 +86,7 @@ ENCODINGS: dict[str, EncodingInfo] = {
         EncodingInfo("sinusoidal", "absolute:Sinusoidal", "absolute", "input", "none",
              "no: defined at every position, unseen ones mislead the model", "Transformer (2017), Whisper, Marian",
              "x_p + [sin(p w_c), cos(p w_c)],  w_c = base^(-2c/d)"),
-        EncodingInfo("sinusoidal_2d", "rope.axial:Sinusoidal2D", "absolute", "input", "none",
+        EncodingInfo("sinusoidal_2d", "sinusoidal_2d:Sinusoidal2D", "absolute", "input", "none",
              "no: defined everywhere, unseen rows and columns mislead the model", "MAE, ViT variants",
              "x_p + [sin(r w), cos(r w), sin(c w), cos(c w)],  w_i = base^(-4i/d)"),
         EncodingInfo("learned", "absolute:Learned", "absolute", "input", "max_length × d_model",
@@ -110,7 +113,7 @@ ENCODINGS: dict[str, EncodingInfo] = {
         EncodingInfo("rope", "rope.rope:RoPE", "rotary", "queries and keys", "none",
              "no; with scaling (linear, NTK, dynamic NTK, ...) yes", "Llama, Mistral, Qwen, Gemma, GPT-NeoX, GPT-J",
              "s = (R(i) q)·(R(j) k) / √d,  R(p) rotates pair c by p base^(-2c/d)"),
-        EncodingInfo("mrope", "rope.axial:MRoPE", "rotary", "queries and keys", "none",
+        EncodingInfo("mrope", "rope.mrope:MRoPE", "rotary", "queries and keys", "none",
              "no; with scaling (YaRN, ...) yes", "Qwen2-VL, Qwen3-VL",
              "pair c rotates by the position on its axis (time, row or column) × base^(-2c/d)"),
         EncodingInfo("axial", "rope.axial:AxialRoPE", "rotary", "queries and keys", "none",
@@ -144,7 +147,7 @@ ENCODINGS: dict[str, EncodingInfo] = {
         EncodingInfo("mixed_rope", "rope.mixed:MixedRoPE", "rotary", "queries and keys", "axes × heads × d_head / 2",
              "partly: angles go on, unseen ones mislead the model", "RoPE-ViT (rope-mixed), timm",
              "pair c of head h rotates by Σ_a p_a w[a, h, c], w learned"),
-        EncodingInfo("many_axes", "rope.axial:ManyAxes", "rotary", "queries and keys", "none",
+        EncodingInfo("many_axes", "rope.many_axes:ManyAxes", "rotary", "queries and keys", "none",
              "as rope on each axis", "video and vision-language models",
              "pair c rotates by p[axis_of[c]] × frequency[c]"),
         EncodingInfo("fox", "fox:FoX", "data-dependent decay", "scores", "(d_model + 1) × heads",

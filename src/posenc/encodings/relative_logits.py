@@ -94,7 +94,7 @@ def plan_bank(
     # rows run from the far past to 0, with one of zeros on either side; only those that occur are made
     zeros = int(first == 0), int(last == bank.shape[1] + 2)
     start, stop = bank.shape[1] + 1 - (last - zeros[1]), bank.shape[1] + 1 - (first + zeros[0])
-    table = bank[:, start:stop].flip(1).t()
+    table = (bank if (start, stop) == (0, bank.shape[1]) else bank[:, start:stop]).flip(1).t()
     if any(zeros):
         table = nn.functional.pad(table, (0, 0, *zeros))
     table = table[None]

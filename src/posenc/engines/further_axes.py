@@ -69,7 +69,9 @@ def widen(
         some = [lookup for lookup in lookups if lookup.index.axes == axes]
         ours, theirs = (AxisPositions(plan.positions, axes, number, q.device) for number in (0, 1))
         added = [
-            _query_numbers(lookup, q, scale, theirs.rows(lookup.index, 1)) for lookup in some if _adds_to_query(lookup)
+            _query_numbers(lookup, q, scale, theirs.rows(lookup.index, 1), _are_distinct(lookup.index, plan.positions))
+            for lookup in some
+            if _adds_to_query(lookup)
         ]
         if added:
             numbers = sum(added[1:], added[0])
@@ -80,7 +82,10 @@ def widen(
             if lookup.dot_key is not None:
                 numbers = _product(k, lookup.dot_key)
                 rows = ours.rows(lookup.index, -1)
-                k_more.append(_expand_batch(GatherRows.apply(numbers, _expand_rows(rows, numbers)).to(k.dtype), k))
+                picked = GatherRows.apply(
+                    numbers, _expand_rows(rows, numbers), _are_distinct(lookup.index, plan.positions)
+                )
+                k_more.append(_expand_batch(picked.to(k.dtype), k))
                 q_more.append(ours.one_hot(q))
             if lookup.add_value is not None:
                 mass.append((v_size + sum([x.shape[3] for x in v_more]), lookup, theirs.rows(lookup.index, 1)))
@@ -90,7 +95,8 @@ def widen(
         result = out[..., :v_size]
         for begin, lookup, rows in mass:
             share = out[..., begin : begin + rows.shape[-1]]
-            binned = ScatterRows.apply(_precise(share), _expand_rows(rows, share), lookup.index.n)
+            distinct = _are_distinct(lookup.index, plan.positions)
+            binned = ScatterRows.apply(_precise(share), _expand_rows(rows, share), lookup.index.n, distinct)
             result = result + (binned @ lookup.add_value.to(binned.dtype)).to(out.dtype)
         return result
 
@@ -155,29 +161,32 @@ class AxisPositions:
 
 
 class GatherRows(torch.autograd.Function):
-    """x [.., n] at rows [.., count]. Its backward pass adds without atomics, in a fixed order."""
+    """x [.., n] at rows [.., count]. Its backward pass adds without atomics, in a fixed order. distinct: no two rows of a token are
+    the same."""
 
     @staticmethod
-    def forward(x: Tensor, rows: Tensor) -> Tensor:
+    def forward(x: Tensor, rows: Tensor, distinct: bool) -> Tensor:
         return x.gather(-1, rows)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        x, rows = inputs
+        x, rows, ctx.distinct = inputs
         ctx.save_for_backward(rows)
         ctx.n = x.shape[-1]
 
     @staticmethod
     def backward(ctx, grad: Tensor):
-        return ScatterRows.apply(grad, ctx.saved_tensors[0], ctx.n), None
+        return ScatterRows.apply(grad, ctx.saved_tensors[0], ctx.n, ctx.distinct), None, None
 
 
 class ScatterRows(torch.autograd.Function):
     """The transpose of GatherRows: y [.., count] summed into its rows, [.., n], one column after another."""
 
     @staticmethod
-    def forward(y: Tensor, rows: Tensor, n: int) -> Tensor:
+    def forward(y: Tensor, rows: Tensor, n: int, distinct: bool) -> Tensor:
         x = y.new_zeros(*y.shape[:-1], n)
+        if distinct:
+            return x.scatter_(-1, rows, y)
         for column in range(y.shape[-1]):
             at = slice(column, column + 1)
             x.scatter_add_(-1, rows[..., at], y[..., at])
@@ -185,14 +194,23 @@ class ScatterRows(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx, inputs, output):
+        ctx.distinct = inputs[3]
         ctx.save_for_backward(inputs[1])
 
     @staticmethod
     def backward(ctx, grad: Tensor):
-        return GatherRows.apply(grad, ctx.saved_tensors[0]), None, None
+        return GatherRows.apply(grad, ctx.saved_tensors[0], ctx.distinct), None, None, None
 
 
-def _query_numbers(lookup: Lookup, q: Tensor, scale: float | Tensor, rows: Tensor) -> Tensor:
+def _are_distinct(index: Index | Grid, positions: Positions) -> bool:
+    """Whether a token reads another row for each position on the axis: a row for each distance, and none clamped."""
+    if not isinstance(index, Index) or index.rows is not None:
+        return False
+    (low_q, high_q), (low_k, high_k) = positions.bounds(index.axis)
+    return index.lo <= low_k - high_q and high_k - low_q <= index.hi
+
+
+def _query_numbers(lookup: Lookup, q: Tensor, scale: float | Tensor, rows: Tensor, distinct: bool) -> Tensor:
     """What a query adds for each position of a key, inside the scale, [B or 1, H, Lq, count]."""
     x = _precise(q.new_zeros(()))
     if lookup.dot_query is not None:
@@ -203,7 +221,7 @@ def _query_numbers(lookup: Lookup, q: Tensor, scale: float | Tensor, rows: Tenso
     x = x.expand(x.shape[0], q.shape[1], q.shape[2], -1)
     if rows.shape[0] > 1:
         x = x.expand(rows.shape[0], -1, -1, -1)
-    return GatherRows.apply(x, _expand_rows(rows, x))
+    return GatherRows.apply(x, _expand_rows(rows, x), distinct)
 
 
 def _product(states: Tensor, table: Tensor) -> Tensor:

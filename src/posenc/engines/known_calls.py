@@ -133,7 +133,7 @@ def run_step(q: Tensor, k: Tensor, v: Tensor, plan: Plan, causal: bool) -> Tenso
         return None
     key = describe_step(q, k, v, plan, causal)
     step = None if key is None else _steps.get(key)
-    return None if step is None else step.run(q, k, v, plan)
+    return None if step is None else step.run(q, k, v, plan, plan.positions.offset)
 
 
 def describe_step(q: Tensor, k: Tensor, v: Tensor, plan: Plan, causal: bool) -> tuple | None:
@@ -157,15 +157,15 @@ def describe_step(q: Tensor, k: Tensor, v: Tensor, plan: Plan, causal: bool) -> 
         return None
     if k.dtype is not dtype or v.dtype is not dtype or k.get_device() != device or v.get_device() != device:
         return None
-    index = shifts = None
+    index = shifts = states = None
     tables: tuple | None = None
     shift = plan.shift
     if lookups:
         x = lookups[0]
-        if not (x.states is None and x.dot_key is None and x.add_value is None):
+        if not (x.dot_key is None and x.add_value is None):
             return None
-        index, bias, table, row_shift = x.index, x.bias, x.dot_query, x.query_shift
-        if type(bias) not in PLAIN or type(table) not in PLAIN:
+        index, bias, table, row_shift, states = x.index, x.bias, x.dot_query, x.query_shift, x.states
+        if type(bias) not in PLAIN or type(table) not in PLAIN or type(states) not in PLAIN:
             return None
         if shift is not None or row_shift is not None:
             shifts = _describe_shifts(q, shift, row_shift, bias)
@@ -196,7 +196,7 @@ def describe_step(q: Tensor, k: Tensor, v: Tensor, plan: Plan, causal: bool) -> 
             return None
         sloped = slopes.shape, slopes.dtype, slopes.get_device()
     return (
-        index, tables, shifts, sloped, scale, causal, dtype, device, q.shape, positions.q_length, positions.offset + k_length,
+        index, tables, shifts, sloped, None if states is None else (states.shape, states.dtype, states.get_device()), scale, causal, dtype, device, q.shape, positions.q_length, positions.offset + k_length,
         k_length == positions.q_length, k_shape[0], k_shape[1], k_shape[3], v_shape[0], v_shape[1], v_shape[3],
     )  # fmt: skip
 
@@ -314,7 +314,7 @@ class Known:
                 return call.run(plan, None, tensors)
             return call.run(plan, make_mask(q, k, **masks), tensors)
         if self.step is not None:
-            out = self.step.run(q, k, v, plan)
+            out = self.step.run(q, k, v, plan, plan.positions.offset)
             if out is not None:
                 return out, None
         mask = make_mask(q, k, **masks)

@@ -20,6 +20,8 @@ from torch.autograd import forward_ad
 from torch.nn.functional import scaled_dot_product_attention
 
 from ..core.index import Index
+from ..core.mask import Mask, MaskOptions, Window, make_mask
+from ..core.memo import STEP
 from ..core.plan import Lookup, Plan, holds_nan
 from . import dense_bias, rules_cpu, triton
 from .cpu import block_sizes, decode, dense, dense_terms
@@ -31,14 +33,16 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 GPU_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
-def run(q: Tensor, k: Tensor, v: Tensor, plan: Plan | None, causal: bool) -> Tensor | None:
-    """The output, or None: take the general path."""
+def run(
+    q: Tensor, k: Tensor, v: Tensor, plan: Plan | None, causal: bool, masks: MaskOptions | None = None
+) -> Tensor | None:
+    """The output, or None: take the general path. masks: all of `attend`'s, on a CPU; None: causality alone."""
     if triton.INTERPRETED or type(q) not in PLAIN or type(k) not in PLAIN or type(v) not in PLAIN:
         return None  # subclasses have ways of their own
     if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
         return None
     if q.is_cuda:
-        return _run_on_gpu(q, k, v, plan, causal)
+        return _run_on_gpu(q, k, v, plan, causal) if masks is None else None
     if not (q.is_cpu and k.is_cpu and v.is_cpu):
         return None
     q_shape, k_shape, dtype = q.shape, k.shape, q.dtype
@@ -50,22 +54,49 @@ def run(q: Tensor, k: Tensor, v: Tensor, plan: Plan | None, causal: bool) -> Ten
         return None
     if dtype not in DTYPES or torch.is_autocast_enabled("cpu"):
         return None
-    mask = scale = None
+    has_terms, offset = False, None
+    mask = scale = visible = added = None
     if plan is not None:
         if not _is_simple(plan, q_length, k_length, causal):
             return None
-        scale = plan.scale
+        has_terms, offset, scale = bool(plan.lookups) or plan.slopes is not None, plan.positions.offset, plan.scale
         if plan.shift is not None or plan.rotate is not None:
             moved = _shift_and_rotate(q, k, v, plan)
             if moved is None:
                 return None
             q, k, v = moved
-        if plan.lookups or plan.slopes is not None:
-            mask = _mask(q, plan, causal, heads == kv_heads, k_length)
-            if mask is None:
+    limits: Window = (None, 0 if causal else None)
+    if masks is not None:
+        made = make_mask(q, k, **masks)
+        limits = made.limits
+        if not made.plain:
+            if not _may_join(made, batch, heads, q_length, k_length, plan if has_terms else None):
                 return None
-    if mask is None and causal and 1 != q_length != k_length:
-        return None
+            visible, added = made.allowed_by_token(), made.added()
+            if torch.is_grad_enabled() and _hides_all(visible, added, limits, q_length, k_length):
+                return None  # with gradients, which would be NaN in older releases of PyTorch, the general path
+        elif limits[0] is not None and q_length + limits[0] < k_length:  # keys before these are visible to no query
+            first = k_length - q_length - limits[0]
+            k, v, k_length, offset = k[:, :, first:], v[:, :, first:], k_length - first, (offset or 0) + first
+    if q_length == 1:
+        limits = None, None
+    hides = visible is not None or added is not None
+    if plan is not None and has_terms:
+        assert offset is not None
+        mask = _mask(q, plan, offset, limits, heads == kv_heads, k_length, visible, added)
+        if mask is None:
+            return None
+    elif hides or (limits != (None, None) and not (limits == (None, 0) and q_length == k_length)):
+        precision = torch.float64 if dtype == torch.float64 else torch.float32
+        limited = None
+        if limits != (None, None):
+            limited = _limits(0 if hides else heads, q_length, k_length, limits, precision, added is None)
+            if limited is None:
+                return None
+        if added is not None:
+            mask = dense_terms.hide(limited, visible, added, precision)
+        else:
+            mask = visible if limited is None else limited if visible is None else limited & visible
     if hides_nan(q, k_length):
         return None
     if isinstance(mask, tuple):
@@ -77,14 +108,58 @@ def run(q: Tensor, k: Tensor, v: Tensor, plan: Plan | None, causal: bool) -> Ten
         out = fused_attention(
             q, k, v, mask, 0.0, causal and mask is None and q_length > 1, None if scale is None else float(scale)
         )
-    if mask is not None and causal and q_length > 1 and holds_nan(out):
+    if (hides or (mask is not None and limits != (None, None))) and holds_nan(out):
         return None  # a masked key or value may hold NaN
     return out
+
+
+def _may_join(mask: Mask, batch: int, heads: int, q_length: int, k_length: int, plan: Plan | None) -> bool:
+    """Whether the masks, with the terms of the plan, are one mask (`cpu_form`)."""
+    if mask.extra is not None and (mask.extra.requires_grad or mask.extra.shape[3] != k_length):
+        return False
+    return (plan is None or q_length <= k_length) and rules_cpu.fits(
+        batch, heads, q_length, k_length, terms=plan is not None,
+        content=plan is not None and any(lookup.dot_query is not None for lookup in plan.lookups),
+        padding=mask.key_mask is not None, masked=mask.documents is not None or mask.extra is not None,
+        limited=mask.limits != (None, None),
+    )  # fmt: skip
+
+
+def _hides_all(visible: Tensor | None, added: Tensor | None, limits: Window, q_length: int, k_length: int) -> bool:
+    """Whether the masks leave a query no key."""
+    if added is not None:
+        visible = added != float("-inf") if visible is None else visible & (added != float("-inf"))
+    assert visible is not None
+    if limits != (None, None):
+        visible = visible & dense_terms.visible_of(*limits, q_length, k_length)
+    return not visible.any(-1).all().item()
+
+
+def _limits(
+    heads: int, q_length: int, k_length: int, limits: Window, precision: torch.dtype, as_bool: bool
+) -> Tensor | None:
+    """Causality and window as a mask, [1, 1, Lq, Lk], where it is small and no query is fully masked. heads: for which tiles would do
+    without it; 0: they would not."""
+    width = _kept_width(q_length, k_length)
+    if q_length > k_length or heads * q_length * width > rules_cpu.CONSTANT_PAIRS:
+        return None
+    if as_bool:
+        mask = dense_terms.visible_of(*limits, q_length, width)
+    else:
+        mask = dense_terms.limits_of(*limits, q_length, width, precision)
+    return mask if width == k_length else mask.narrow(3, width - k_length, k_length)
+
+
+def _kept_width(q_length: int, k_length: int) -> int:
+    """Keys of a kept mask. That of queries at the end of the keys is the end of a wider one, which serves the next steps too."""
+    return k_length if q_length == k_length else -(-k_length // STEP) * STEP
 
 
 def _run_on_gpu(q: Tensor, k: Tensor, v: Tensor, plan: Plan | None, causal: bool) -> Tensor | None:
     """PyTorch's attention for a plan without terms, and for a table over the positions of an earlier call; the triton engine has the
     others."""
+    if plan is not None and (plan.slopes is not None or (plan.lookups and plan.positions.offset is not None)):
+        return None  # first: these calls are many, and each of the checks below takes its time
     q_shape, k_shape, dtype, device = q.shape, k.shape, q.dtype, q.get_device()
     if len(q_shape) != 4 or len(k_shape) != 4 or k_shape != v.shape or k.dtype is not dtype or v.dtype is not dtype:
         return None
@@ -98,13 +173,13 @@ def _run_on_gpu(q: Tensor, k: Tensor, v: Tensor, plan: Plan | None, causal: bool
         return None
     scale: float | None = None
     if plan is not None:
-        if plan.lookups and plan.positions.offset is None and not causal and heads == kv_heads:
-            bias = dense_bias.find_bias(q, k, plan)
+        if plan.lookups:
+            bias = dense_bias.find_bias(q, k, plan) if heads == kv_heads and not causal else None
             if bias is None:
                 return None
             scale = None if plan.scale is None else float(plan.scale)
             return scaled_dot_product_attention(q, k, v, bias.expand(batch, -1, -1, -1), scale=scale)
-        if plan.lookups or plan.slopes is not None or not _is_simple(plan, q_length, k_length, causal):
+        if not _is_simple(plan, q_length, k_length, causal):
             return None
         scale = None if plan.scale is None else float(plan.scale)
         if plan.shift is not None or plan.rotate is not None:
@@ -147,11 +222,14 @@ def _is_simple(plan: Plan, q_length: int, k_length: int, causal: bool) -> bool:
     )  # fmt: skip
 
 
-def _mask(q: Tensor, plan: Plan, causal: bool, own_keys: bool, k_length: int) -> Tensor | tuple | None:
-    """All terms and causality as one mask, where they fit. With a gradient: the function of `dense` that attends with them, and what it
-    takes between q, k, v and the scale."""
+def _mask(
+    q: Tensor, plan: Plan, offset: int, limits: Window, own_keys: bool, k_length: int, visible: Tensor | None,
+    added: Tensor | None,
+) -> Tensor | tuple | None:  # fmt: skip
+    """All terms and masks as one mask, where they fit. With a gradient: the function of `dense` that attends with them, and what it takes
+    between q, k, v and the scale."""
     batch, heads, q_length, size = q.shape
-    if causal and q_length > k_length:
+    if limits != (None, None) and q_length > k_length:
         return None  # the first queries are fully masked
     tables, indices = [], []
     content = None
@@ -175,34 +253,42 @@ def _mask(q: Tensor, plan: Plan, causal: bool, own_keys: bool, k_length: int) ->
     for table in tables:
         if not table.is_cpu or not table.is_floating_point():
             return None
-    offset = plan.positions.offset
-    assert offset is not None
     trains = torch.is_grad_enabled() and (content is not None or any(table.requires_grad for table in tables))
     is_token = q_length == 1 and not trains
-    if not is_token and q_length < block_sizes.DECODE_ROWS and q_length != k_length:
+    is_last = offset == q_length - k_length
+    if not is_token and not is_last and q_length < block_sizes.DECODE_ROWS and q_length != k_length:
         return None  # a few queries after many keys: their mask would be new in each step
-    if (trains or content is not None) and not own_keys:
+    if content is not None and not own_keys:
         return None
-    most, count = (rules_cpu.CONSTANT_PAIRS, 1) if content is None else (rules_cpu.VARIED_PAIRS, batch)
-    if count * heads * q_length * k_length > most:
-        return None
+    width = _kept_width(q_length, k_length) if is_last and not trains else k_length
+    hides = visible is not None or added is not None
+    if not hides:  # else `_may_join` has asked already
+        most, count = (rules_cpu.CONSTANT_PAIRS, 1) if content is None else (rules_cpu.VARIED_PAIRS, batch)
+        if count * heads * q_length * width > most:
+            return None
     precision = torch.float64 if q.dtype == torch.float64 else torch.float32
-    right = 0 if causal else None
     mask = None
     if tables and is_token:
         mask = dense.row_of_query(tuple(tables), tuple(indices), offset, k_length, precision)
     elif tables:
-        facts = tuple(tables), tuple(indices), offset, q_length, k_length, None, right, precision
+        facts = tuple(tables), tuple(indices), offset + k_length - width, q_length, width, *limits, precision
         mask = None if trains else dense.find_bias(*facts)
         if mask is None:
             for table in tables:
                 if holds_nan(table):
                     return None
             if trains and content is None:
-                return dense.attend_with_bias, facts[0], facts[1], facts[2:]
+                hidden = dense_terms.hide(None, visible, added, precision) if hides else None
+                return dense.attend_with_bias, facts[0], facts[1], facts[2:], hidden
             mask = dense_terms.make_bias(*facts) if trains else dense.keep_bias(*facts)
-    elif causal and not is_token:
-        mask = dense_terms.limits_of(None, right, q_length, k_length, precision)
+        if width != k_length:
+            mask = mask.narrow(3, width - k_length, k_length)
+    elif limits != (None, None):
+        mask = _limits(0, q_length, k_length, limits, precision, False)
+        if mask is None:
+            return None
+    if hides and (mask is not None or not tables):
+        mask = dense_terms.hide(mask, visible, added, precision)
     if content is None or (mask is None and tables):
         return mask
     scale = size**-0.5 if plan.scale is None else plan.scale

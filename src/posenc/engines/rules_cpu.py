@@ -17,6 +17,9 @@ CONSTANT_PAIRS = 1 << 20
 it needs no gradient, every layer and step; from 512 tokens on the tiles are as fast."""
 VARIED_PAIRS = 1 << 21
 """The same, times the batch, where each text has its own mask (content terms, padding)."""
+MASKED_PAIRS = 1 << 24
+"""The same for documents and dense masks, which tiles do not take: 64 MiB. Without terms the heads share the mask, and PyTorch's
+attention makes one of this size of a boolean mask."""
 
 
 def cpu_form(facts: Facts) -> Literal["dense", "tiles"]:
@@ -29,7 +32,23 @@ def cpu_form(facts: Facts) -> Literal["dense", "tiles"]:
         return "tiles"
     if key is not None and facts.heads != facts.kv_heads:
         return "tiles"
-    pairs = facts.heads * facts.q_length * facts.k_length
-    if query is None and key is None and not facts.padding:
-        return "dense" if pairs <= CONSTANT_PAIRS else "tiles"
-    return "dense" if facts.batch * pairs <= VARIED_PAIRS else "tiles"
+    is_short = fits(
+        facts.batch, facts.heads, facts.q_length, facts.k_length, terms=facts.reads_distance,
+        content=query is not None or key is not None, padding=facts.padding, masked=facts.documents or facts.has_dense_mask,
+        limited=facts.is_limited,
+    )  # fmt: skip
+    return "dense" if is_short else "tiles"
+
+
+def fits(
+    batch: int, heads: int, q_length: int, k_length: int, *, terms: bool, content: bool, padding: bool, masked: bool,
+    limited: bool,
+) -> bool:  # fmt: skip
+    """Whether one mask of all terms and masks is small enough. terms: anything by distance; content: terms that differ from text to text;
+    masked: documents or a dense mask; limited: by causality or a window."""
+    if masked:
+        return batch * (heads if terms else 1) * q_length * k_length <= MASKED_PAIRS
+    if not (terms or limited):
+        return True  # a row for each text
+    pairs = heads * q_length * k_length
+    return batch * pairs <= VARIED_PAIRS if content or padding else pairs <= CONSTANT_PAIRS

@@ -59,7 +59,7 @@ def fused_attention(
     if q.is_cpu and queries == 1 and heads > 2 * kv_heads and dropout == 0.0:
         # its CPU kernel reads keys once for each query head; heads as queries of one head read them together
         q = q.reshape(batch, kv_heads, heads // kv_heads, size)
-        if bias is not None:
+        if bias is not None and bias.shape[1] > 1:
             bias = bias.reshape(bias.shape[0], kv_heads, heads // kv_heads, bias.shape[3])
         return scaled_dot_product_attention(q, k, v, bias, scale=scale).reshape(batch, heads, 1, v.shape[3])
     grouped = False

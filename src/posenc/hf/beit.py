@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from .. import Plan, Positions
+from ..core.memo import Memo, may_keep
 from ..encodings.grid.bias import GridBias
 from ..nn import blocks
 from .family import Family, InterfaceLayer, scatter, variants
@@ -34,15 +35,27 @@ class GridTable(Part):
         if interpolate_pos_encoding or window != tuple(self.window_size) or window[0] != window[1]:
             return super().forward(window_size, interpolate_pos_encoding, dim_size)
         table = self.relative_position_bias_table
+        index = _on_device(self.generate_relative_position_index(window), window, table.device)
         if not blocks.on_cpu(table) and not (torch.is_grad_enabled() and table.requires_grad):
-            return super().forward(
-                window_size
-            )  # a GPU gathers rows faster than columns; their gradient is what takes long there
+            # a GPU gathers rows faster than columns; their gradient is what takes long there
+            return table[index].permute(2, 0, 1).contiguous()[None]
+        return blocks.keep(self, window, (table,), lambda: blocks.read_table(table, index))
 
-        def make() -> Tensor:
-            return blocks.read_table(table, self.generate_relative_position_index(window).to(table.device))
 
-        return blocks.keep(self, window, (table,), make)
+_indices = Memo(8, 1 << 24)
+
+
+def _on_device(index: Tensor, window: tuple[int, int], device: torch.device) -> Tensor:
+    """The original copies it to a GPU in every layer and call, and waits for that: 8 MiB for an image of 32 x 32 patches."""
+    if index.device == device:
+        return index
+    found = _indices.get((window, device))
+    if found is None:
+        with torch.inference_mode(False):  # a later call may train
+            found = index.to(device)
+        if may_keep(device):
+            _indices.put((window, device), found, found.numel())
+    return found
 
 
 def plan_image(table: Tensor | None, window: tuple[int, int], scale: float) -> Plan:

@@ -28,9 +28,9 @@ from .. import Positions, RoPE
 from ..encodings.rope import convert as rotary
 from ..encodings.rope.configs import read
 from ..encodings.rope.scaling import LongRoPE, Proportional, Scaling
-from .layer import log_once
+from .layer import change_class, log_once
 from .swap import Model, UnsupportedModel, require_model
-from .unrotated import UNROTATED, CosSin, GPTJAttention
+from .unrotated import GPTJ, UNROTATED, CosSin
 
 KEPT = ("partial_rotary_factor", "mrope_section", "mrope_interleaved")
 """Fields of a configuration's rotation that no scaling changes."""
@@ -101,7 +101,7 @@ def extend(model: Model, scaling: Scaling | None, *, max_length: int | None = No
     layers = _unrotated([one.parent for one in changes] + tables, scaling, kinds) if kinds else []
 
     for layer in layers:
-        layer.__class__ = UNROTATED[type(layer)]
+        change_class(layer, UNROTATED[type(layer)])
     for one in changes:
         one.made.__dict__["posenc_before"] = (one.child, one.before)
         one.parent.rotary_emb = one.made
@@ -323,7 +323,7 @@ def _tables(layers: list[Any], ropes: list[RoPE], max_length: int | None) -> Non
     longest = _longest(layers[0].config, ropes[0], max_length)
     for layer, rope in zip(layers, ropes, strict=True):
         layer.__dict__["posenc_before"] = (layer.embed_positions, layer.max_positions)
-        if isinstance(layer, GPTJAttention):
+        if isinstance(layer, GPTJ):
             layer.__dict__["posenc_rope"] = rope
         else:
             phases = rope.rotation(Positions(torch.arange(longest, device=layer.embed_positions.device))).q

@@ -23,6 +23,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial
+from types import MethodType
 from typing import Any
 
 import torch
@@ -48,6 +49,10 @@ FOLDERS = {
     ),
 }  # fmt: skip
 """Folder of transformers.models -> the module here that knows its attention."""
+READ_TABLES = frozenset(
+    ("conformer", "deberta", "inkling", "layout", "longt5", "mpnet", "sew_d", "shaw", "swin", "t5", "t5_like", "wavlm")
+)
+"""Modules here that read weights of a layer's children without calling them, so that hooks which load weights do not run."""
 
 INTERFACE, OVERRIDE = "interface", "override"
 
@@ -128,7 +133,7 @@ class Family:
     """Class of transformers (or its Part) -> a forward pre-hook, for modules that are not parts."""
 
 
-def variants(base: type, *names: str) -> tuple[type, ...]:
+def variants(base: type, *names: str) -> tuple[Any, ...]:
     """A part for each attention layer "folder.module.Class" of transformers.models that is a copy of one design. One that this
     release does not have is left out: its models are refused, and not those of the other folders."""
     found = []
@@ -247,8 +252,13 @@ def replace_methods(module: nn.Module, part: type[InterfacePart]) -> None:
     for path, function in part.replaces.items():
         child, _, name = path.rpartition(".")
         target = module.get_submodule(child) if child else module
-        target.__dict__[name] = partial(run_replaced, function, module, target, name)
+        target.__dict__[_place(target, name)] = partial(run_replaced, function, module, target, name)
         target.__dict__["posenc_replaced"] = (*target.__dict__.get("posenc_replaced", ()), name)
+
+
+def _place(target: nn.Module, name: str) -> str:
+    """Where an instance keeps its own method: accelerate's hooks take the place of forward and call what was there."""
+    return "_old_forward" if name == "forward" and "_old_forward" in target.__dict__ else name
 
 
 def run_replaced(function: Callable, owner: Any, target: Any, name: str, *args: Any, **kwargs: Any) -> Any:
@@ -260,4 +270,8 @@ def run_replaced(function: Callable, owner: Any, target: Any, name: str, *args: 
 
 def put_back(module: nn.Module) -> None:
     for name in module.__dict__.get("posenc_replaced", ()):
-        module.__dict__.pop(name, None)
+        place = _place(module, name)
+        if place == name:
+            module.__dict__.pop(name, None)
+        else:
+            module.__dict__[place] = MethodType(getattr(type(module), name), module)

@@ -35,7 +35,7 @@ class PlainAttention(Layer):
         if output_attentions:  # a view of this layer with the original's `_attn`
             layer = copy.copy(self)
             layer.__class__ = self.original
-            return layer.forward(*args, output_attentions=True, **kwargs)
+            return self.original.forward(layer, *args, output_attentions=True, **kwargs)
         return super().forward(*args, **kwargs)
 
     def _attn(self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None) -> tuple[Any, Any]:

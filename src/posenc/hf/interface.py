@@ -29,7 +29,7 @@ from ..core.precision import autocast_is_on
 from ..core.torch_modes import is_exporting
 from ..functional import scores
 from . import construction, rules
-from .interface_mask import ALL, Mask, add_bias, as_summand, make_mask, nothing_padded
+from .interface_mask import ALL, Mask, add_bias, as_summand, is_eager_only, make_mask, nothing_padded
 from .layer import log_once
 
 __all__ = [
@@ -86,6 +86,8 @@ def attention(
     own = module.__dict__
     layer, engine, context = own.get("posenc_layer"), own.get("posenc_engine", "auto"), own.get("posenc_context")
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    if causal and attention_mask is None and is_causal is None and is_eager_only(type(module).__module__):
+        causal = False
     if attention_mask is None and causal and 1 < query.shape[2] < key.shape[2]:
         # the start of a text in an empty static cache, for which transformers makes no mask: the rest of its slots is empty
         key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]

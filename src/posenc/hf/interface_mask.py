@@ -14,14 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
-from transformers import masking_utils
+from transformers import PreTrainedModel, masking_utils
 
 from .. import Positions
 from . import rules
 from .layer import log_once
 
-ADDS_MASKS = frozenset({"bigbird_pegasus", "deepseek_v4", "git", "glm_moe_dsa"})
-"""Models some of whose layers add the mask to their scores, or join other masks to it, before or without the interface."""
+ADDS_MASKS = frozenset({"deepseek_v4", "glm_moe_dsa"})
+"""Models some of whose layers add the mask to their scores, or join other masks to it, before or without the interface; besides those
+that are written for "eager" alone."""
+SCORES = frozenset({"sinks", "s_aux", "softcap", "position_bias"})
+"""Names in an eager attention whose models "sdpa" cannot run."""
 ROWS = 128
 """Queries of a block of causal scores: what the mask hides of other keys is not computed."""
 ALL = slice(None)
@@ -29,7 +32,8 @@ NOTHING_HIDDEN = {"causal": False, "window": None, "documents": None}
 
 
 class Mask:
-    """The visible keys of a forward pass, as `attend` takes them. As a tensor it is the dense boolean mask."""
+    """The visible keys of a forward pass, as `attend` takes them. As a tensor it is the dense boolean mask; added to scores, by a layer
+    that calls no interface, it is the lowest number where masked."""
 
     def __init__(
         self, batch: int, queries: tuple[int, int], keys: tuple[int, int], key_mask: Tensor | None, *, causal: bool,
@@ -157,9 +161,15 @@ class Mask:
 
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):
-        args, kwargs = tree_map(
-            lambda x: x.whole() if isinstance(x, Mask) else x, (args, kwargs or {})
-        )  # torch.cat: in a list
+        adds = function.__name__.strip("_") in ("add", "radd", "iadd")
+        summed = [x.dtype for x in args if isinstance(x, Tensor) and x.is_floating_point()] if adds else []
+
+        def read(x: Any) -> Any:
+            if not isinstance(x, Mask):
+                return x
+            return as_summand(x.whole(), summed[0], torch.finfo(summed[0]).min) if summed else x.whole()
+
+        args, kwargs = tree_map(read, (args, kwargs or {}))  # torch.cat: in a list
         return function(*args, **kwargs)
 
 
@@ -177,7 +187,7 @@ def make_mask(
     if isinstance(attention_mask, Mask):  # `generate` makes masks before the model does
         return attention_mask
     config = kwargs.get("config")
-    adds_mask = getattr(config, "model_type", None) in ADDS_MASKS
+    adds_mask = getattr(config, "model_type", None) in ADDS_MASKS or is_eager_only(_modeling(type(config)))
     if not adds_mask and not _has_interface(type(config)):  # type: ignore[arg-type]
         adds_mask = True
         log_once(
@@ -214,12 +224,34 @@ def make_mask(
     )
 
 
+def _modeling(config: type) -> str:
+    """The file of a configuration's models."""
+    return config.__module__.replace(".configuration_", ".modeling_")
+
+
 @cache
 def _has_interface(config: type) -> bool:
     """Whether the models of a configuration can call the interface: others add their masks to their scores."""
-    name = config.__module__.replace(".configuration_", ".modeling_")
+    name = _modeling(config)
     module = sys.modules.get(name) if name.startswith("transformers.models.") else None
     return module is None or hasattr(module, "ALL_ATTENTION_FUNCTIONS")
+
+
+@torch.compiler.assume_constant_result
+def is_eager_only(file: str) -> bool:
+    """Whether the models of a layer's file support no "sdpa", and not because of their scores (a sink, a cap, a bias). What they do with
+    masks besides is then written for additive ones (Informer, NLLB-MoE), and nothing has ever read `is_causal` of their layers
+    (BridgeTower's is True where both sides are visible)."""
+    return _is_eager_only(file)
+
+
+@cache
+def _is_eager_only(file: str) -> bool:
+    own = vars(sys.modules[file]) if file in sys.modules else {}
+    models: Any = [one for one in own.values() if isinstance(one, type) and one.__module__ == file]
+    flags = {one._supports_sdpa for one in models if issubclass(one, PreTrainedModel)}
+    code = getattr(own.get("eager_attention_forward"), "__code__", None)
+    return flags == {False} and not (code and {*code.co_names, *code.co_varnames} & SCORES)
 
 
 def _read(function: Callable, local_size: int | None, kwargs: dict[str, Any]) -> dict[str, Any] | None:

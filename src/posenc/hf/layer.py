@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -121,6 +122,16 @@ class Layer(Part):
             plan = Plan(Positions((k.shape[2] - q.shape[2], q.shape[2]), k.shape[2]), scale=scale)
             out = attend(q, k, v, plan, dropout=dropout, engine=self.posenc_engine, mask=bias)
         return out.transpose(1, 2).flatten(2)
+
+
+def change_class(module: nn.Module, cls: type[nn.Module]) -> None:
+    """Give a module another class. The hooks of accelerate (device_map over several devices) keep the former class's forward, bound, in
+    the module."""
+    before = type(module).forward
+    module.__class__ = cls  # type: ignore[assignment]
+    for name in ("_old_forward", "forward"):
+        if getattr(module.__dict__.get(name), "__func__", None) is before:
+            module.__dict__[name] = MethodType(cls.forward, module)
 
 
 class NoAttentions:

@@ -18,8 +18,8 @@ from torch import nn
 
 from .. import ENGINES, Plan, Positions, explain
 from . import family as families
-from .family import FOLDERS, INTERFACE, OVERRIDE, Family, InterfaceLayer, InterfacePart
-from .layer import Layer, Part, zeros_beside
+from .family import FOLDERS, INTERFACE, OVERRIDE, READ_TABLES, Family, InterfaceLayer, InterfacePart
+from .layer import Layer, Part, change_class, zeros_beside
 
 Model = TypeVar("Model", bound=nn.Module)
 """The class of the caller's model."""
@@ -118,7 +118,7 @@ def install(model: nn.Module, *, engine: str = "auto", context: Any = None, chec
         )
     for module, part in found.parts:
         if issubclass(part, Part):
-            module.__class__ = part
+            change_class(module, part)
             module.posenc_prepare()
         else:
             _prepare(module, part)
@@ -239,7 +239,7 @@ def restore(model: Model) -> Model:
         for name in [name for name in module.__dict__ if name.startswith("posenc_")]:
             del module.__dict__[name]
         if isinstance(module, Part):
-            module.__class__ = module.original  # type: ignore[assignment]
+            change_class(module, module.original)
     return model
 
 
@@ -359,7 +359,7 @@ def _survey(model: nn.Module, check: bool) -> _Found:
                     is_known = part.concerns(module)
                     if not is_known or "posenc_part" in module.__dict__:
                         continue
-                    reason = part.refuses(module) or _index_error(module, part)
+                    reason = part.refuses(module) or _offloaded(module, folder) or _index_error(module, part)
                     if reason is None:
                         found.parts.append((module, part))
                         if issubclass(part, (Layer, InterfaceLayer)):
@@ -379,6 +379,13 @@ def _survey(model: nn.Module, check: bool) -> _Found:
             if hook is not None and "posenc_hook" not in module.__dict__:
                 found.hooks.append((module, hook))
     return found
+
+
+def _offloaded(module: nn.Module, folder: str) -> str | None:
+    hooks = [one.__dict__.get("_hf_hook") for one in module.modules()]
+    if FOLDERS[folder] in READ_TABLES and any(getattr(hook, "offload", False) for hook in hooks):
+        return "has weights that accelerate offloads, and posenc reads them between calls; load it without offloading"
+    return None
 
 
 def _index_error(module: Any, part: type) -> str | None:

@@ -3,7 +3,8 @@
 Length-dependent scalings (dynamic NTK, LongRoPE) change the rotation of every key as the text grows. transformers
 caches rotated keys, so its cache mixes rotations; here every key is rotated for the current length of its row.
 
-Each class replaces the attention class of the same name of transformers 5.22 (modeling_llama.py, modeling_mistral.py, ...).
+Each layer replaces the attention class of the same name of transformers 5.22 (modeling_llama.py, modeling_mistral.py, ...); one that
+a release does not have is left out.
 """
 
 from __future__ import annotations
@@ -13,22 +14,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.models.gemma import modeling_gemma
-from transformers.models.gemma3 import modeling_gemma3
-from transformers.models.gpt_neox import modeling_gpt_neox
-from transformers.models.gptj import modeling_gptj
-from transformers.models.llama import modeling_llama
-from transformers.models.mistral import modeling_mistral
-from transformers.models.mixtral import modeling_mixtral
-from transformers.models.phi import modeling_phi
-from transformers.models.phi3 import modeling_phi3
-from transformers.models.qwen2 import modeling_qwen2
-from transformers.models.qwen2_moe import modeling_qwen2_moe
-from transformers.models.qwen3 import modeling_qwen3
-from transformers.models.qwen3_moe import modeling_qwen3_moe
 
 from .. import Positions, RoPE
 from . import masks
+from .family import variants
 from .layer import Layer, split, zeros_beside
 
 
@@ -97,45 +86,7 @@ class Unrotated(Layer):
         return self.posenc_attend(hidden_states, rope, positions, attention_mask, past_key_values, kwargs)
 
 
-class LlamaAttention(Unrotated, modeling_llama.LlamaAttention):
-    original = modeling_llama.LlamaAttention
-
-
-class MistralAttention(Unrotated, modeling_mistral.MistralAttention):
-    original = modeling_mistral.MistralAttention
-
-
-class MixtralAttention(Unrotated, modeling_mixtral.MixtralAttention):
-    original = modeling_mixtral.MixtralAttention
-
-
-class Qwen2Attention(Unrotated, modeling_qwen2.Qwen2Attention):
-    original = modeling_qwen2.Qwen2Attention
-
-
-class Qwen2MoeAttention(Unrotated, modeling_qwen2_moe.Qwen2MoeAttention):
-    original = modeling_qwen2_moe.Qwen2MoeAttention
-
-
-class Qwen3Attention(Unrotated, modeling_qwen3.Qwen3Attention):
-    original = modeling_qwen3.Qwen3Attention
-
-
-class Qwen3MoeAttention(Unrotated, modeling_qwen3_moe.Qwen3MoeAttention):
-    original = modeling_qwen3_moe.Qwen3MoeAttention
-
-
-class GemmaAttention(Unrotated, modeling_gemma.GemmaAttention):
-    original = modeling_gemma.GemmaAttention
-
-
-class Gemma3Attention(Unrotated, modeling_gemma3.Gemma3Attention):
-    original = modeling_gemma3.Gemma3Attention
-
-
-class PhiAttention(Unrotated, modeling_phi.PhiAttention):
-    original = modeling_phi.PhiAttention
-
+class Phi(Unrotated):
     def posenc_qkv(self, states):
         q, k, v = super().posenc_qkv(states)
         return (self.q_layernorm(q), self.k_layernorm(k), v) if self.qk_layernorm else (q, k, v)
@@ -144,17 +95,13 @@ class PhiAttention(Unrotated, modeling_phi.PhiAttention):
         return self.dense(merged)
 
 
-class Phi3Attention(Unrotated, modeling_phi3.Phi3Attention):
-    original = modeling_phi3.Phi3Attention
-
+class Phi3(Unrotated):
     def posenc_qkv(self, states):
         heads, keys = self.config.num_attention_heads, self.num_key_value_heads
         return split(self.qkv_proj(states), self.head_dim).split((heads, keys, keys), dim=1)
 
 
-class GPTNeoXAttention(Unrotated, modeling_gpt_neox.GPTNeoXAttention):
-    original = modeling_gpt_neox.GPTNeoXAttention
-
+class GPTNeoX(Unrotated):
     def posenc_qkv(self, states):
         return split(self.query_key_value(states), 3 * self.head_size).chunk(3, dim=-1)
 
@@ -164,14 +111,12 @@ class GPTNeoXAttention(Unrotated, modeling_gpt_neox.GPTNeoXAttention):
     def forward(  # type: ignore[override]
         self, hidden_states, attention_mask, layer_past=None, position_embeddings=None, **kwargs
     ):
-        rope, positions = position_embeddings.rope, position_embeddings.positions
-        return self.posenc_attend(hidden_states, rope, positions, attention_mask, layer_past, kwargs)
+        return super().forward(hidden_states, position_embeddings, attention_mask, layer_past, **kwargs)
 
 
-class GPTJAttention(Unrotated, modeling_gptj.GPTJAttention):
+class GPTJ(Unrotated):
     """Its layers rotate themselves: each has its own rope, `posenc_rope`."""
 
-    original = modeling_gptj.GPTJAttention
     posenc_rope: RoPE
 
     def posenc_out(self, merged):
@@ -188,7 +133,19 @@ class GPTJAttention(Unrotated, modeling_gptj.GPTJAttention):
 
 
 LAYERS = (
-    LlamaAttention, MistralAttention, MixtralAttention, Qwen2Attention, Qwen2MoeAttention, Qwen3Attention,
-    Qwen3MoeAttention, GemmaAttention, Gemma3Attention, PhiAttention, Phi3Attention, GPTNeoXAttention, GPTJAttention,
+    *variants(
+        Unrotated,
+        *(
+            f"{folder}.modeling_{folder}.{name}Attention"
+            for folder, name in {
+                "llama": "Llama", "mistral": "Mistral", "mixtral": "Mixtral", "qwen2": "Qwen2", "qwen2_moe": "Qwen2Moe",
+                "qwen3": "Qwen3", "qwen3_moe": "Qwen3Moe", "gemma": "Gemma", "gemma3": "Gemma3",
+            }.items()
+        ),
+    ),
+    *variants(Phi, "phi.modeling_phi.PhiAttention"),
+    *variants(Phi3, "phi3.modeling_phi3.Phi3Attention"),
+    *variants(GPTNeoX, "gpt_neox.modeling_gpt_neox.GPTNeoXAttention"),
+    *variants(GPTJ, "gptj.modeling_gptj.GPTJAttention"),
 )  # fmt: skip
 UNROTATED = {part.original: part for part in LAYERS}

@@ -21,7 +21,7 @@ from ..functional import attend
 from . import plain_forward
 from .cache import KVCache, LayerCache, LayerKey, find_slot, is_training
 from .graph_cache import GraphCache, run_fixed
-from .sequence import Sequence, resolve_context, resolve_queries, resolve_sequence
+from .sequence import Sequence, resolve_context, resolve_masks, resolve_queries, resolve_sequence
 
 if TYPE_CHECKING:
     from ..parallel.context import ContextParallel, Strategy
@@ -164,13 +164,19 @@ class Attention(nn.Module):
         if x.dim() != 3 or x.shape[2] != self.d_model:
             raise ValueError(f"x must be [B, L, {self.d_model}], got {list(x.shape)}")
         if (
-            positions is None and segments is None and mask is None and key_mask is None and documents is None
-            and memory is None and context is None and context_positions is None and self.context_parallel is None
-            and not isinstance(cache, GraphCache)
+            positions is None and segments is None and memory is None and context is None and context_positions is None
+            and self.context_parallel is None and not isinstance(cache, GraphCache)
         ):  # fmt: skip
             slot = None if cache is None else self._slot(cache, x, cross=False)
-            if (slot is None or not slot.marks) and not self._modules["encoding"].keeps:  # type: ignore[union-attr]
-                return plain_forward.forward(self, x, slot)
+            encoding: Any = self._modules["encoding"]
+            if mask is None and key_mask is None and documents is None and (slot is None or not slot.marks):
+                if not encoding.keeps:
+                    return plain_forward.forward(self, x, slot, {})
+            elif x.is_cpu and not encoding.keeps and not torch.compiler.is_compiling():
+                if not (encoding.absolute and encoding.acts_inside) and not encoding.length_dependent:
+                    masks = resolve_masks(x, slot, key_mask, documents, mask)
+                    if masks is not None:
+                        return plain_forward.forward(self, x, slot, masks)
         if self.context_parallel is not None:
             from .context_parallel import forward
 

@@ -18,9 +18,10 @@ from torch.nn.modules.module import _has_any_global_hook
 
 from ..core.mask import MaskOptions
 from ..core.plan import Plan
-from ..core.positions import consecutive
+from ..core.positions import Positions, consecutive
 from ..functional import attend, attend_plain, prepare_repeated, run_repeated
 from .cache import LayerCache, is_training
+from .sequence import count_tokens
 
 if TYPE_CHECKING:
     from .attention import Attention
@@ -28,16 +29,21 @@ if TYPE_CHECKING:
 PLAIN = (Tensor, nn.Parameter)
 
 
-def forward(layer: Attention, x: Tensor, slot: LayerCache | None) -> Tensor:
-    """x [B, L, d_model] -> [B, L, d_model], behind the tokens of the slot."""
+def forward(layer: Attention, x: Tensor, slot: LayerCache | None, masks: MaskOptions) -> Tensor:
+    """x [B, L, d_model] -> [B, L, d_model], behind the tokens of the slot. masks: those of tokens, over all keys (`resolve_masks`)."""
     # nn.Module looks submodules up last of all, which takes as long as a small operation
     modules: dict[str, Any] = layer._modules
     encoding = modules["encoding"]
     is_eager = not torch.compiler.is_compiling()
     batch, queries, _ = x.shape
     past = 0 if slot is None else slot.length
+    marks = {"key_mask": masks["key_mask"].expand(batch, -1)} if slot is not None and "key_mask" in masks else {}
     if encoding.embeds:
-        x = encoding.embed_run(x, past)
+        if encoding.absolute and ("key_mask" in masks or "documents" in masks):
+            counted = count_tokens(masks.get("documents"), masks.get("key_mask"), batch)  # type: ignore[arg-type]
+            x = encoding.embed(x, Positions(counted[:, counted.shape[1] - queries :]))
+        else:
+            x = encoding.embed_run(x, past)
     if is_eager and type(x) in PLAIN and x.numel() and not _has_any_global_hook():
         by_rows = True
         q, k, v = _project_heads(modules, x, batch, queries, layer.head_dim)
@@ -46,9 +52,11 @@ def forward(layer: Attention, x: Tensor, slot: LayerCache | None) -> Tensor:
         q, k, v = layer._heads(layer.q_proj(x)), layer._heads(layer.k_proj(x)), layer._heads(layer.v_proj(x))
     heads = q.shape[1]
     on_cpu = q.is_cpu
+    if layer.window is not None:
+        masks["window"] = layer.window
     is_short = (
-        is_eager and layer.engine == "auto" and layer.window is None and heads == layer.heads
-        and not (layer.training and layer.dropout) and (on_cpu or q.is_cuda)
+        is_eager and layer.engine == "auto" and heads == layer.heads and not (layer.training and layer.dropout)
+        and (on_cpu or (q.is_cuda and not masks))
     )  # fmt: skip
     known = plan = appended = out = prepared = None
     kind = ""
@@ -56,8 +64,8 @@ def forward(layer: Attention, x: Tensor, slot: LayerCache | None) -> Tensor:
     if not is_short or encoding.acts_inside:  # otherwise there is nothing left to do in attention
         rotates_here = encoding.rotates and not encoding.length_dependent
         rotates_here = rotates_here and (slot is not None or (is_short and not encoding.adds_terms))
-        is_steady = is_short and encoding.steady_terms and not torch.is_grad_enabled()
-        if is_steady and encoding.rotates == rotates_here and (past == 0 or (queries == 1 and on_cpu)):
+        is_steady = is_short and not masks and encoding.steady_terms and not torch.is_grad_enabled()
+        if is_steady and encoding.rotates == rotates_here and (past == 0 or queries == 1):
             prepared = encoding.prepared_terms()
             kind = "token" if past else "causal text" if layer.causal else "text"
             known = None if prepared is None else prepared.get(kind)
@@ -82,12 +90,12 @@ def forward(layer: Attention, x: Tensor, slot: LayerCache | None) -> Tensor:
             plan = _make_plan(layer, encoding, x, past, queries, rotates_here)
     if plan is None:
         if is_short and out is None:
-            out = attend_plain(q, k, v, None, layer.causal)
+            out = attend_plain(q, k, v, None, layer.causal, masks)
     elif is_short and on_cpu:
-        out = attend_plain(q, k, v, plan, layer.causal)
+        out = attend_plain(q, k, v, plan, layer.causal, masks)
     is_plain = out is not None
     if out is None:
-        out = _attend(layer, q, k, v, plan)
+        out = _attend(layer, q, k, v, plan, masks)
     if prepared is not None and plan is not None and (is_plain or not on_cpu) and not (known and known.is_final):
         prepared[kind] = prepare_repeated(q, k, v, plan, layer.causal)
     if queries > 1:
@@ -99,9 +107,9 @@ def forward(layer: Attention, x: Tensor, slot: LayerCache | None) -> Tensor:
         out = layer.o_proj(out.reshape(batch, queries, width))
     if slot is not None:  # last: an error above leaves the cache unchanged
         if appended is not None:
-            slot.commit(appended, {})
+            slot.commit(appended, marks)
         else:
-            slot.length = past + queries
+            slot.length, slot.marks = past + queries, marks
     return out
 
 
@@ -132,13 +140,11 @@ def _project(projection: nn.Module, rows: Tensor, batch: int, length: int) -> Te
     return linear(rows, parameters["weight"], parameters["bias"])
 
 
-def _attend(layer: Attention, q: Tensor, k: Tensor, v: Tensor, plan: Plan | None) -> Tensor:
-    """Any call: windows, dropout, engines by name, terms on a GPU."""
+def _attend(layer: Attention, q: Tensor, k: Tensor, v: Tensor, plan: Plan | None, masks: MaskOptions) -> Tensor:
+    """Any call: dropout, engines by name, terms on a GPU, masks that `attend_plain` does not take."""
     if plan is not None:
         k, v = as_appended(k, v, plan)
-    masks: MaskOptions = {"causal": layer.causal}
-    if layer.window is not None:
-        masks["window"] = layer.window
+    masks["causal"] = layer.causal
     dropout = layer.dropout if layer.training else 0.0
     return attend(q, k, v, plan, dropout=dropout, engine=layer.engine, **masks)
 

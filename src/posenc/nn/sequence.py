@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..core.mask import as_bool_mask, check_key_mask
+from ..core.mask import MaskOptions, as_bool_mask, check_key_mask
 from ..core.positions import INTEGERS, Positions, Run, Side
 from .cache import LayerCache
 
@@ -92,6 +92,27 @@ def resolve_sequence(
         None if ids is None else (ids[:, keys - queries :], ids),
         marks,
     )
+
+
+def resolve_masks(
+    x: Tensor, cache: LayerCache | None, key_mask: Tensor | None, documents: Tensor | None, mask: Tensor | None
+) -> MaskOptions | None:
+    """The masks of consecutive tokens over all keys, where they are given or the cache has some; None: there are none, or the cache
+    holds more of its tokens than padding."""
+    known = {} if cache is None or not cache.length else cache.marks
+    if len(known) > ("key_mask" in known) or (documents is not None and cache is not None):
+        return None
+    batch, queries = x.shape[:2]
+    past = 0 if cache is None else cache.length
+    masks: MaskOptions = {}
+    real = _join_key_mask(key_mask, batch, past, 0, queries, known, x.device)
+    if real is not None:
+        masks["key_mask"] = real
+    if documents is not None:
+        masks["documents"] = _join_ids("documents", documents, batch, 0, queries, {})
+    if mask is not None:
+        masks["mask"] = mask
+    return masks
 
 
 def resolve_queries(x: Tensor, cache: LayerCache | None, positions: Tensor | None) -> tuple[Side, dict[str, Tensor]]:

@@ -256,7 +256,7 @@ def test_clip_positions_step():
     (lambda: grid_positions(3, 4, merge=2), "blocks"),
     (lambda: posenc.AxialRoPE(head_dim=16, shift=0.1), "dinov3"),
     (lambda: posenc.AxialRoPE(head_dim=16, convention="dinov3", grid=(2, 2), rescale=0.5), "at least 1"),
-    (lambda: posenc.AxialRoPE(head_dim=16, columns=0), "whole number"),
+    (lambda: posenc.AxialRoPE(head_dim=16, columns=0), "columns=0 must be at least 1"),
     (lambda: posenc.AxialRoPE(head_dim=16, convention="dinov3", grid=(2, 2), columns=2), "positions instead"),
     (lambda: posenc.AxialRoPE(head_dim=16).plan(posenc.Positions(4)), "columns="),
     (lambda: posenc.Sinusoidal2D(d_model=16).embed(torch.zeros(1, 4, 16), posenc.Positions(4)), "columns="),

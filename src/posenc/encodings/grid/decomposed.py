@@ -49,17 +49,17 @@ class Decomposed(Encoding):
     def terms(self, positions: Positions, *, x: Tensor | None = None, host=None) -> Plan:
         grid = check_size("grid", self.grid)
         queries, keys = rows_and_columns(positions, grid, self.device_of(positions, x))
-        reach = grid[0] - 1
-        at = Positions(
-            queries[0], keys[0], reach=(-reach, reach), more=[(queries[1], keys[1], (0, grid[1] - 1))]
-        )  # fmt: skip
+        # both are further axes, which become channels: the first, which nothing reads, numbers the tokens
+        more = [(q, k, (0, size - 1)) for q, k, size in zip(queries, keys, grid, strict=True)]
+        q_length, k_length = positions.q_length, positions.k_length
+        at = Positions((k_length - q_length, q_length), k_length, more=more)
         # a plan scales its dot products; this undoes it
         tables = (
             _resized(table, size) * self.head_dim**0.5 for table, size in zip((self.rel_pos_h, self.rel_pos_w), grid)
         )
         lookups = tuple(
             Lookup(Index(1 - size, size - 1, axis=axis), dot_query=table.flip(0)[None])
-            for axis, (size, table) in enumerate(zip(grid, tables))
+            for axis, (size, table) in enumerate(zip(grid, tables, strict=True), 1)
         )
         return Plan(at, lookups=lookups)
 

@@ -12,7 +12,7 @@ from ...core.errors import OptionError
 from ...core.options import WIDEST, require_choice, require_int, require_number
 from ...core.positions import Positions, Side
 from ...core.rotation import Layout, Phases, Rotation
-from .axial import row_and_column
+from .many_axes import row_and_column
 from .rope import positions_of
 
 

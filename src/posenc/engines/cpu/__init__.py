@@ -57,18 +57,21 @@ def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> tuple[Tensor, 
     # a dense mask of as many queries as keys is kept; one of a few queries after many keys would be new in each step. Whether
     # a gradient is wanted does not matter here, so that an output has the same bits either way
     few = facts.q_length < block_sizes.DECODE_ROWS and not facts.q_length == facts.k_length > 1
-    short = eager and not few and type(q) in (Tensor, torch.nn.Parameter) and dense.applies(facts)
+    is_masked = facts.documents or facts.has_dense_mask  # nothing else here takes these
+    short = eager and (is_masked or not few) and type(q) in (Tensor, torch.nn.Parameter) and dense.applies(facts)
     # as in `hides_nan`; a tile may have few keys even in a long text
     if eager and (not short or facts.k_length < VECTOR) and holds_nan(q):
         return blocked.run(q, k, v, lowered)
-    if eager and not short and decode.applies(q, k, v, lowered):
+    if eager and not short and not is_masked and decode.applies(q, k, v, lowered):
         out = decode.run(q, k, v, lowered, scale)
-        is_masked = facts.padding or (q.shape[2] > 1 and facts.is_limited)
-        if not (is_masked and holds_nan(out)):  # NaN may come from a masked key, which the operator below ignores
+        hides = facts.padding or (q.shape[2] > 1 and facts.is_limited)
+        if not (hides and holds_nan(out)):  # NaN may come from a masked key, which the operator below ignores
             return out, None
     if short:
         whole = dense.run(q, k, v, lowered, scale)
         if whole is not None:
             return whole, None
+    if is_masked:
+        return blocked.run(q, k, v, lowered)
     terms, band = make_terms(q, lowered)
     return ops.attend(q, k, v, terms, band, scale, facts.return_lse)

@@ -13,13 +13,14 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from ...core.index import Index
+from ...core.mask import Mask
 from ...core.memo import STEP, Memo
 from ...core.plan import holds_nan
 from ...core.torch_modes import direct_apply
 from .. import rules_cpu
 from ..lowering import Facts, LoweredPlan, add
 from . import dense_terms
-from .dense_terms import bias_gradients, by_pair, first_derivatives_only, limits_of, make_bias, multiply, reached
+from .dense_terms import bias_gradients, by_pair, first_derivatives_only, hide, limits_of, make_bias, multiply, reached
 from .head_block import NEG_INF
 
 ALL = slice(None)
@@ -33,39 +34,43 @@ def applies(facts: Facts) -> bool:
 
 
 def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan, scale: float) -> Tensor | None:
-    """The output, or None where a masked key or value holds NaN or inf, or a query is fully masked: the tiles handle these."""
+    """The output, or None where a masked key or value holds NaN or inf: the tiles or blocks handle these."""
     facts = lowered.facts
-    mask = _bias(lowered)
+    if k.shape[3] != v.shape[3]:
+        return None
+    hidden = is_empty = None
+    if not lowered.mask.plain or (facts.is_limited and facts.q_length > facts.k_length):
+        hidden, is_empty = join_masks(lowered.mask, facts.q_length, facts.k_length, _precision(q))
+    mask = add(_bias(lowered, hidden is None), hidden)
     _, query_span, key_span, _ = facts.spans
     if query_span is not None or key_span is not None:
         mask = _add_content(q, k, mask, lowered, scale)
-    key_mask = lowered.mask.key_mask
-    if k.shape[3] != v.shape[3] or (key_mask is not None and _hides_all_keys(key_mask, facts)):
-        return None  # a fully masked query's gradient would be NaN; without gradients too, for the same bits
-    if key_mask is not None:
-        precision = torch.promote_types(q.dtype, torch.float32)
-        heads = 1 if mask is None else mask.shape[1]
-        mask = torch.zeros((), dtype=precision) if mask is None else mask
-        mask = mask.expand(q.shape[0], heads, q.shape[2], k.shape[2]).masked_fill(~key_mask[:, None, None], NEG_INF)
-    elif facts.is_limited and facts.q_length > facts.k_length and mask is not None:
-        if bool((mask.detach().amax(-1) == NEG_INF).any()):
-            return None
     out = attend_with_mask(q, k, v, mask, scale, facts.gradient)
-    if (facts.is_limited or key_mask is not None) and holds_nan(out):
+    if is_empty is not None:
+        out = out.masked_fill(is_empty, 0.0)
+    if (facts.is_limited or hidden is not None) and holds_nan(out):
         return None
     return out
 
 
-def _hides_all_keys(key_mask: Tensor, facts: Facts) -> bool:
-    """Whether padding, causality and window leave a query no key."""
-    if facts.left is None and facts.right is None:
-        visible = key_mask
-    elif facts.left is None and facts.right == 0 and facts.q_length <= facts.k_length:
-        visible = key_mask[:, : facts.k_length - facts.q_length + 1]  # by the first query, and by every other
-    else:
-        limits = limits_of(facts.left, facts.right, facts.q_length, facts.k_length, torch.float32)[0, 0] == 0.0
-        visible = key_mask[:, None] & limits
-    return not bool(visible.any(-1).all())
+def join_masks(mask: Mask, q_length: int, k_length: int, precision: torch.dtype) -> tuple[Tensor, Tensor | None]:
+    """All masks as one, [B or 1, H or 1, Lq or 1, Lk]: what is added where a key is visible (0 but for a float mask), else -inf. And
+    which queries are fully masked, [.., Lq or 1, 1]; None: none. Theirs is a row of zeros, since softmax would make NaN of -inf: their
+    outputs are to be set to zero, which makes their gradients zero too."""
+    left, right = mask.limits
+    is_limited = left is not None or right is not None
+    limits = limits_of(left, right, q_length, k_length, precision) if is_limited else None
+    joined = hide(limits, mask.allowed_by_token(), mask.added(), precision)
+    highest = joined.detach().amax(-1, keepdim=True)
+    is_empty = None
+    if highest.amin().item() == NEG_INF:
+        is_empty = highest == NEG_INF
+        joined = joined.masked_fill(is_empty, 0.0)
+    return joined if joined.shape[3] == k_length else joined.expand(-1, -1, -1, k_length).contiguous(), is_empty
+
+
+def _precision(q: Tensor) -> torch.dtype:
+    return torch.float64 if q.dtype == torch.float64 else torch.float32
 
 
 def attend_with_mask(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, gradient: bool) -> Tensor:
@@ -76,7 +81,7 @@ def attend_with_mask(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale
     if mask is not None and mask.stride(3) != 1:
         mask = mask.contiguous()
     grouped = q.shape[1] != k.shape[1]
-    if mask is not None and ((gradient and mask.requires_grad) or grouped):  # grouped: the same bits without a gradient
+    if mask is not None and gradient and mask.requires_grad:
         return _apply_attend(q, k, v, mask, scale)
     if gradient and not grouped:
         return _apply_fused(q, k, v, mask, scale)
@@ -89,15 +94,15 @@ _rows = Memo(most=64, numbers=1 << 22)
 """Masks, and the bias by distance for single queries: (indices, copies of the tables, what was made of them)."""
 
 
-def _bias(lowered: LoweredPlan) -> Tensor | None:
-    """What depends on the distance alone, causality and windows included: [1, H or 1, Lq, Lk]."""
+def _bias(lowered: LoweredPlan, with_limits: bool) -> Tensor | None:
+    """What depends on the distance alone, causality and windows included where they are wanted: [1, H or 1, Lq, Lk]."""
     plan, facts = lowered.plan, lowered.facts
-    limits = (facts.left, facts.right)
+    limits = (facts.left, facts.right) if with_limits else (None, None)
     offset = lowered.offset or 0
     q_length, k_length = facts.q_length, facts.k_length
     precision = torch.float64 if facts.dtype == torch.float64 else torch.float32
     if facts.spans[0] is None and plan.slopes is None:
-        return limits_of(*limits, q_length, k_length, precision) if facts.is_limited else None
+        return limits_of(*limits, q_length, k_length, precision) if limits != (None, None) else None
     found = [(lookup.index, lookup.bias) for lookup in plan.lookups if lookup.bias is not None]
     tables = tuple(table for _, table in found)
     if plan.slopes is not None:
@@ -228,20 +233,21 @@ class _Fused(torch.autograd.Function):
 
 # ---- attention with a mask that needs a gradient -------------------------------------------------------------------------
 def attend_with_bias(
-    q: Tensor, k: Tensor, v: Tensor, tables: tuple, indices: tuple, facts: tuple, scale: float
+    q: Tensor, k: Tensor, v: Tensor, tables: tuple, indices: tuple, facts: tuple, hidden: Tensor | None, scale: float
 ) -> Tensor:
-    """`attend_with_mask` of `make_bias(tables, indices, *facts)`, as one function with one gradient."""
+    """`attend_with_mask` of `make_bias(tables, indices, *facts)` + hidden, as one function with one gradient, which hidden has not."""
     if q.stride(3) != 1 or k.stride(3) != 1 or v.stride(3) != 1:
-        return attend_with_mask(q, k, v, make_bias(tables, indices, *facts), scale, True)
-    return _apply_attend_with_bias(q, k, v, scale, indices, facts, *tables)
+        return attend_with_mask(q, k, v, add(hidden, make_bias(tables, indices, *facts)), scale, True)
+    return _apply_attend_with_bias(q, k, v, scale, indices, facts, hidden, *tables)
 
 
 class _AttendWithBias(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx, q: Tensor, k: Tensor, v: Tensor, scale: float, indices: tuple, facts: tuple, *tables: Tensor
-    ) -> Tensor:
-        mask = make_bias(tables, indices, *facts)
+        ctx, q: Tensor, k: Tensor, v: Tensor, scale: float, indices: tuple, facts: tuple, hidden: Tensor | None,
+        *tables: Tensor,
+    ) -> Tensor:  # fmt: skip
+        mask = add(hidden, make_bias(tables, indices, *facts))
         ctx.save_for_backward(q, k, v, mask)
         ctx.scale = scale
         ctx.given = indices, facts, [(table.shape, table.dtype) for table in tables]
@@ -251,10 +257,10 @@ class _AttendWithBias(torch.autograd.Function):
     @first_derivatives_only
     def backward(ctx, grad: Tensor):
         q, k, v, mask = ctx.saved_tensors
-        *grads, d_mask = _all_gradients(q, k, v, mask, grad, ctx.scale, True)
+        *grads, d_mask = _all_gradients(q, k, v, mask, grad, ctx.scale, (1, *mask.shape[1:]))
         assert d_mask is not None
         indices, facts, tables = ctx.given
-        return *grads, None, None, None, *bias_gradients(d_mask, indices, facts, tables, ctx.needs_input_grad[6:])
+        return *grads, None, None, None, None, *bias_gradients(d_mask, indices, facts, tables, ctx.needs_input_grad[7:])
 
 
 def attend_with_table(
@@ -320,7 +326,7 @@ class _Attend(torch.autograd.Function):
     @first_derivatives_only
     def backward(ctx, grad: Tensor):
         q, k, v, mask = ctx.saved_tensors
-        return *_all_gradients(q, k, v, mask, grad, ctx.scale, ctx.needs_input_grad[3]), None
+        return *_all_gradients(q, k, v, mask, grad, ctx.scale, mask.shape if ctx.needs_input_grad[3] else None), None
 
 
 def _without_gradients(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
@@ -330,26 +336,31 @@ def _without_gradients(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: flo
 
 
 def _all_gradients(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, grad: Tensor, scale: float, of_mask: bool
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, grad: Tensor, scale: float, shape: tuple[int, ...] | None
 ) -> tuple[Tensor | None, ...]:
-    """Of q, k, v and the mask."""
+    """Of q, k, v and what is added to the scores, by its shape [B or 1, H or 1, ..]; None: not of that."""
     if q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] <= BLOCK:
         d_q, d_k, d_v, d_s = _gradients(q, k, v, mask, grad, scale)
-        d_mask = None if not of_mask else d_s if d_s.shape == mask.shape else d_s.sum_to_size(mask.shape)
+        d_mask = None if shape is None else d_s if d_s.shape == shape else d_s.sum_to_size(shape)
         if q.dtype != d_s.dtype:
             d_q, d_k, d_v = d_q.to(q.dtype), d_k.to(k.dtype), d_v.to(v.dtype)
         return d_q, d_k, d_v, d_mask
     d_q, d_k, d_v = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
-    d_mask = torch.zeros_like(mask, memory_format=torch.contiguous_format) if of_mask else None
+    d_mask = None if shape is None else mask.new_zeros(shape)
     group = q.shape[1] // k.shape[1]
     for rows, heads in _blocks(k.shape[0], k.shape[1], group * q.shape[2] * k.shape[2]):
         own = slice(heads.start * group, heads.stop * group)
-        at, at_mask = (rows, own), tuple([x if n > 1 else ALL for n, x in zip(mask.shape, (rows, own))])
+        at, at_mask = (rows, own), _selected(mask.shape, rows, own)
         found = _gradients(q[at], k[rows, heads], v[rows, heads], mask[at_mask], grad[at], scale)
         d_q[at], d_k[rows, heads], d_v[rows, heads], d_s = found
-        if d_mask is not None:
-            d_mask[at_mask] += d_s.sum_to_size(mask[at_mask].shape)
+        if shape is not None and d_mask is not None:
+            part = d_mask[_selected(shape, rows, own)]
+            part += d_s.sum_to_size(part.shape)
     return d_q, d_k, d_v, d_mask
+
+
+def _selected(shape: tuple[int, ...], rows: slice, heads: slice) -> tuple[slice, ...]:
+    return tuple([x if n > 1 else ALL for n, x in zip(shape, (rows, heads))])
 
 
 def _blocks(batch: int, kv_heads: int, numbers: int) -> Iterator[tuple[slice, slice]]:

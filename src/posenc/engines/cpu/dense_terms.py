@@ -162,6 +162,28 @@ def limits_of(left: int | None, right: int | None, q_length: int, k_length: int,
         return torch.zeros(1, 1, q_length, k_length, dtype=dtype).masked_fill_(~allowed, NEG_INF)
 
 
+@lru_cache(maxsize=8)
+def visible_of(left: int | None, right: int | None, q_length: int, k_length: int) -> Tensor:
+    """[1, 1, Lq, Lk]: where causality and the window let a key be visible."""
+    with torch.inference_mode(False), torch.no_grad():
+        return limits_of(left, right, q_length, k_length, torch.float32) == 0.0
+
+
+def hide(mask: Tensor | None, visible: Tensor | None, added: Tensor | None, precision: torch.dtype) -> Tensor:
+    """mask + added where a key is visible, else -inf."""
+    mask = add(mask, added if added is None or added.dtype == precision else added.to(precision))
+    if visible is None:
+        assert mask is not None
+        return mask
+    return torch.where(visible, _zero(precision) if mask is None else mask, NEG_INF)
+
+
+@lru_cache(maxsize=4)
+def _zero(dtype: torch.dtype) -> Tensor:
+    with torch.inference_mode(False):
+        return torch.zeros((), dtype=dtype)
+
+
 # ---- products with a table ---------------------------------------------------------------------------------------------
 def multiply_by_distance(
     states: Tensor, table: Tensor, index: Index, lowest: int, keys: int, scale: float, precision: torch.dtype

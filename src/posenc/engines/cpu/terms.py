@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ..lowering import LoweredPlan, add
+from ..rules_cpu import cpu_form
 from .band import BandGeometry
 
 
@@ -67,7 +68,8 @@ def structure_reason(lowered: LoweredPlan) -> str | None:
     if facts.scale == "tensor":
         return "the scale is a tensor"
     if facts.documents or facts.has_dense_mask:
-        return "documents and dense masks are not functions of the distance"
+        if torch.compiler.is_compiling() or cpu_form(facts) != "dense":
+            return "documents and dense masks are not functions of the distance"
     if facts.reads_distance and lowered.offset is None:
         return "the positions are not contiguous"
     return None

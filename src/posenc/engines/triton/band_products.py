@@ -158,7 +158,9 @@ def band_from_states(
     band = make_band(states, heads, lo, hi, offset, first, last)._replace(ends=ends, rows=rows, bf16x3=parts)
     if states.stride(-1) != 1:
         states = states.contiguous()
-    table = table.to(states.dtype).contiguous()
+    table = table.to(states.dtype)
+    if table.stride(-1) != 1:
+        table = table.contiguous()
     block_size = max(16, schedule.next_power_of_2(size))
     tile = schedule.choose_band_tile(block_size, wide, states.dtype, states.device)
     step = schedule.choose_row_step(tokens, states.device)

@@ -5,7 +5,7 @@
 
 The steps of a text differ in addresses, in strides of the cache, in the number of keys and, where a table has a row for each distance,
 in the number of its rows alone; everything else is worked out when a Step is made. Served are one lookup (biases, or a table that is
-multiplied with the queries, with shifts or without) and slopes, with no masks but causality and a window. Other steps, and those whose
+multiplied with the queries, with shifts or without, or with other states) and slopes, with no masks but causality and a window. Other steps, and those whose
 strides ask for another variant of the kernel, go through run_decode.
 """
 
@@ -44,6 +44,7 @@ class Step:
         lookup = plan.lookups[0] if plan.lookups else None
         size, v_size, group = facts.head_dim, facts.value_dim, facts.heads // facts.kv_heads
         bias_rows, table = None, None if lookup is None else lookup.dot_query
+        width = size if table is None else table.shape[2]
         if lookup is not None and lookup.bias is not None:
             assert isinstance(lookup.index, Index)
             if lookup.index.rows is not None:
@@ -72,14 +73,14 @@ class Step:
         self.masks = (None, None, None, None, None, 0, None, 0, 0, 0, 0, facts.heads, group, facts.q_length)
         self.limits = left, right
         shared = table is not None and table.shape[0] == 1
-        blocks = {False: NO_ROWS, True: NO_ROWS if table is None else row_blocks(size, q.dtype, shared)}
+        blocks = {False: NO_ROWS, True: NO_ROWS if table is None else row_blocks(width, q.dtype, shared)}
         sizes = (
             lowered.scale, size, v_size, block_size(size), block_size(v_size), self.tile.rows, self.tile.keys, False, SCANNED
         )  # fmt: skip
         self.constants = {own: (*sizes, *blocks[own]) for own in (False, True)}
         self.merging = v_size, block_size(v_size), MERGED_AT_ONCE
         self.row_programs, self.row_constants = row_tiles(
-            facts.batch, facts.heads, facts.q_length, size, q.dtype, shared
+            facts.batch, facts.heads, facts.q_length, width, q.dtype, shared
         )
         self.row_sizes = facts.batch, facts.heads, facts.q_length
         # which variants run_decode has launched for such steps: with shares or without, own rows or made by a launch of their own
@@ -125,12 +126,15 @@ class Step:
             table = lookup.dot_query
             if table is not None and lookup.index.rows is not None:
                 return False  # rows by distance would be made first
-            if table is not None and (lookup.states is not None or table.dtype != facts.dtype):
+            if table is not None and table.dtype != facts.dtype:
+                return False
+            shape = (facts.batch, facts.heads, facts.q_length)
+            if lookup.states is not None and (lookup.states.dtype != facts.dtype or lookup.states.shape[:3] != shape):
                 return False
         return True
 
-    def run(self, q: Tensor, k: Tensor, v: Tensor, plan: Plan) -> Tensor | None:
-        """The output; None where this step is not like the one that came before."""
+    def run(self, q: Tensor, k: Tensor, v: Tensor, plan: Plan, offset: int | None) -> Tensor | None:
+        """The output; None where this step is not like the one that came before. offset: of its positions, which need not be the plan's."""
         q0, q1, q2, q3 = q.stride()
         k0, k1, k2, k3 = k.stride()
         v0, v1, v2, v3 = v.stride()
@@ -177,9 +181,14 @@ class Step:
             table_h, table_n, table_e = table.stride()
             if table_e != 1:
                 return None
-            at_table = table.data_ptr()
-            steps |= table_h | table_n
-            odd |= at_table
+            at_table, at_states, s0, s1, s2 = table.data_ptr(), at_q, q0, q1, q2
+            if lookup.states is not None:
+                at_states = lookup.states.data_ptr()
+                s0, s1, s2, s3 = lookup.states.stride()
+                if s3 != 1:
+                    return None
+            steps |= table_h | table_n | s0 | s1 | s2
+            odd |= at_table | at_states
             own = hi - lo < MOST_OWN_ROWS
             share = -(-share // 4) * 4  # addresses are multiples of 16
             numbers = share + self.merged * (hi - lo + 1) * (splits if own else 1)
@@ -205,19 +214,19 @@ class Step:
                 assert at_shares is not None
                 at_made = at_shares + 4 * share
                 if own:
-                    rows = (at_made, lo, hi, at_q, q0, q1, q2, at_table, table_h, table_n)
+                    rows = (at_made, lo, hi, at_states, s0, s1, s2, at_table, table_h, table_n)
                 else:
                     rows = (at_made, lo, hi, None, 0, 0, 0, None, 0, 0)
                     n = hi - lo + 1
                     run, middle = query_rows
                     run(
-                        self.row_programs * cdiv(n, self.row_constants[3]), 1, 1, stream, *middle, at_q, q0, q1, q2, at_shift, at_row_shift,
+                        self.row_programs * cdiv(n, self.row_constants[3]), 1, 1, stream, *middle, at_states, s0, s1, s2, at_shift, at_row_shift,
                         at_table, table_h, table_n, at_made, *self.row_sizes, n, *self.row_constants,
                     )  # fmt: skip
             decode(
                 self.programs * splits, 1, 1, stream, *between, at_q, q0, q1, q2, at_k, k0, k1, k2, at_v, v0, v1, v2, at_out, *stride[:3], None,
                 at_shares if splits > 1 else None, at_bias, bias_h, bias_n, self.at_rows or None, bias_lo, bias_hi, *rows, at_shift, at_row_shift,
-                at_slopes, *self.masks, k_length, plan.positions.offset if self.reads_distance else 0, *self.limits, splits,
+                at_slopes, *self.masks, k_length, offset if self.reads_distance else 0, *self.limits, splits,
                 *self.constants[own],
             )  # fmt: skip
             if splits > 1:

@@ -297,7 +297,7 @@ def _allocate_gradients(
         grads["bias"] = torch.zeros_like(x.bias)
     if wanted["table"] or wanted["states"]:
         grads["table"] = q.new_zeros(x.table.shape, dtype=torch.float32) if blocks > 1 else None
-        grads["states"] = None if x.states is None else x.states.new_empty(x.states.shape)
+        grads["states"] = None if x.states is None else empty_in_order(x.states, x.states.shape[3])
     for name in ("slopes", "scales"):
         if wanted[name]:
             grads[name] = lse.new_zeros(q.shape[:3])

@@ -1,0 +1,45 @@
+"""What the host does for a repeated call on a GPU (tests/gpu/host_counts.py), in numbers that a change must not raise unnoticed."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+
+PINNED = {
+    # functions of this package, operations of PyTorch, launches
+    "call/alibi/forward": (23, 0, 1), "call/alibi/step": (28, 0, 4),
+    "call/t5/forward": (24, 1, 2), "call/t5/step": (29, 1, 6),
+    "call/clipped/forward": (24, 0, 2), "call/clipped/step": (29, 0, 6),
+    "call/shaw/forward": (26, 0, 2), "call/shaw/step": (31, 0, 9),
+    "call/deberta/forward": (39, 2, 6), "call/deberta/step": (61, 0, 18),
+    "call/transformer_xl/forward": (52, 4, 5), "call/transformer_xl/step": (69, 3, 15),
+    "layer/alibi/token": (22, 16, 1), "layer/alibi/forward": (17, 14, 1),
+    "layer/t5/token": (22, 16, 1), "layer/t5/forward": (17, 14, 1),
+    "layer/clipped/token": (22, 16, 1), "layer/clipped/forward": (17, 14, 1),
+    "layer/shaw/token": (22, 16, 1), "layer/shaw/forward": (17, 14, 1),
+    "layer/transformer_xl/token": (62, 21, 2), "layer/transformer_xl/forward": (49, 18, 2),
+    "layer/relative_logits/token": (30, 24, 2), "layer/relative_logits/forward": (25, 22, 2),
+}  # fmt: skip
+SLACK = 3
+"""Functions and operations: releases of Python and PyTorch differ by a few. Launches are counted exactly."""
+
+
+def test_the_host_work_of_repeated_calls():
+    root = Path(__file__).parents[2]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root / "src"), str(root)]), "KINETO_LOG_LEVEL": "6"}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.gpu.host_counts"], capture_output=True, text=True, env=environment, timeout=300, cwd=root
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.strip().splitlines()[-1])
+    assert found.keys() == PINNED.keys()
+    for name, (calls, operations, launches) in PINNED.items():
+        now = found[name]
+        assert now["calls"] <= calls + SLACK, f"{name}: {now}, {calls} calls are pinned"
+        assert now["operations"] <= operations + SLACK, f"{name}: {now}, {operations} operations are pinned"
+        assert now["launches"] == launches, f"{name}: {now}, {launches} launches are pinned"
