@@ -207,8 +207,11 @@ class Descriptor:
     def part(self, at):
         if self.x.dim() == 2:
             row, column = map(number, at)
-            assert row >= 0 and column >= 0, "a tile outside its tensor"
-            return self.x[row : row + self.rows, column : column + self.block_shape[-1]], 0
+            width = self.block_shape[-1]
+            assert row >= 0 and (column >= 0 or self.rows == 1), "a tile outside its tensor"
+            if column < 0:
+                return torch.nn.functional.pad(self.x[row, : max(column + width, 0)], (-column, 0))[None, :width], 0
+            return self.x[row : row + self.rows, column : column + width], 0
         *which, first, _ = map(number, at)
         length = self.x.shape[-2]
         inside = min(max(first, 0), length), max(min(first + self.rows, length), 0)

@@ -293,3 +293,118 @@ def test_gradients_are_made_in_blocks_of_rows_and_heads(block, kv_heads, monkeyp
         )
         for a, b in zip(ours, truth, strict=True):
             torch.testing.assert_close(a, b, atol=1e-9, rtol=1e-6)
+
+
+def masks_of(kind: str, batch: int, queries: int, keys: int) -> dict:
+    """Every kind of mask; the first queries of the second row see nothing where padding meets causality."""
+    generator = torch.Generator().manual_seed(1)
+    key_mask = torch.ones(batch, keys, dtype=torch.bool)
+    key_mask[1, : keys // 2] = False
+    key_mask[0, -2:] = False
+    drawn = torch.rand(batch, 1, queries, keys, generator=generator) > 0.4
+    drawn[0, 0, 0] = False
+    ids = torch.arange(keys) * 3 // keys
+    return {
+        "padding": {"key_mask": key_mask},
+        "documents": {"documents": (ids[None, keys - queries :], ids[None])},
+        "bool": {"mask": drawn},
+        "float": {"mask": torch.randn(1, 4, queries, keys, generator=generator).masked_fill(~drawn[:1], float("-inf"))},
+        "rows": {"mask": drawn[..., :1]},
+        "window": {"window": (4, 2)},
+        "all": {
+            "key_mask": key_mask,
+            "mask": drawn,
+            "window": 5,
+            "documents": (ids[None, keys - queries :], ids[None]),
+        },
+    }[kind]
+
+
+MASKED = ("padding", "documents", "bool", "float", "rows", "window", "all")
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("name", [*plans(), "shaw"])
+@pytest.mark.parametrize("kind", MASKED)
+def test_masks_have_the_results_and_gradients_of_the_reference(kind, name, causal):
+    for queries, keys, kv_heads in ((12, 12, 4), (1, 20, 2), (5, 20, 4), (20, 40, 2)):
+        q, k, v = (x.double().requires_grad_() for x in tensors(queries=queries, keys=keys, kv_heads=kv_heads))
+        positions = Positions((keys - queries, queries), keys)
+        leaves = [q, k, v]
+        if name == "shaw":
+            table = torch.randn(1, 6, 8, dtype=torch.float64, requires_grad=True)
+            plan = Plan(positions, lookups=(Lookup(index.clip(3, 2), dot_query=table),))
+            leaves.append(table)
+        else:
+            plan = plans(queries=queries, keys=keys)[name]
+        options = {"causal": causal, **masks_of(kind, 2, queries, keys)}
+        ours, truth = attend(q, k, v, plan, **options), attend(q, k, v, plan, engine="reference", **options)
+        torch.testing.assert_close(ours, truth, atol=1e-6, rtol=1e-6)
+        for a, b in zip(*(torch.autograd.grad(out.square().sum(), leaves) for out in (ours, truth)), strict=True):
+            torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", list(plans()))
+@pytest.mark.parametrize("kind", MASKED)
+def test_masked_outputs_have_the_same_bits_with_and_without_gradients(kind, name):
+    for queries, keys, kv_heads in ((12, 12, 4), (1, 20, 2), (5, 20, 4), (20, 40, 2)):
+        q, k, v = tensors(queries=queries, keys=keys, kv_heads=kv_heads)
+        plan = plans(queries=queries, keys=keys)[name]
+        options = {"causal": True, **masks_of(kind, 2, queries, keys)}
+        trained = attend(q.clone().requires_grad_(), k, v, plan, **options)
+        with torch.no_grad():
+            for _ in range(2):
+                assert torch.equal(attend(q, k, v, plan, **options), trained), (queries, keys)
+
+
+@pytest.mark.parametrize("kind", MASKED)
+def test_biases_learn_under_every_mask(kind):
+    q, k, v = (x.double().requires_grad_() for x in tensors(kv_heads=2))
+    table, slopes = (torch.rand(*size, dtype=torch.float64, requires_grad=True) for size in ((4, 6), (4,)))
+    plan = Plan(Positions(12), lookups=(Lookup(index.clip(3, 2), bias=table),), slopes=slopes)
+    found = [
+        torch.autograd.grad(
+            attend(q, k, v, plan, engine=engine, causal=True, **masks_of(kind, 2, 12, 12)).square().sum(),
+            (q, k, v, table, slopes),
+        )
+        for engine in ("auto", "reference")
+    ]
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_fully_masked_queries_give_zeros(dtype):
+    q, k, v = tensors(queries=12, keys=12, dtype=dtype)
+    for name, plan in plans().items():
+        with torch.no_grad():
+            out = plain_call.run(q, k, v, plan, True, {"causal": True, **masks_of("padding", 2, 12, 12)})
+        assert out is not None, name
+        assert not out[1, :, :6].any()
+        assert out[1, :, 6:].any()
+
+
+def test_hidden_nan_stays_hidden_under_every_mask():
+    for kind in ("padding", "documents", "bool", "all"):
+        (q, k, v), plan = tensors(), plans()["t5"]
+        options = masks_of(kind, 2, 12, 12)
+        truth = attend(q, k, v, plan, **options)
+        visible = make_mask(q, k, **options).allowed(12, 12, q.device)
+        unseen = ~visible.expand(2, 1, 12, 12).any(2)[:, 0]
+        spoiled = [x.masked_fill(unseen[:, None, :, None], float("nan")) for x in (k, v)]
+        torch.testing.assert_close(attend(q, *spoiled, plan, **options), truth, atol=1e-5, rtol=1e-5)
+
+
+def test_a_token_after_padded_texts_and_several_tokens_keep_their_masks():
+    """`KVCache` holds the padding: steps of one, four and twenty tokens are those of the whole text."""
+    torch.manual_seed(0)
+    x, real = torch.randn(3, 60, 32), torch.arange(60) >= torch.tensor([0, 9, 20])[:, None]
+    for name in ("none", "rope", "alibi", "t5", "shaw"):
+        layer = posenc.Attention(32, 4, encoding=None if name == "none" else name, causal=True, window=(40, 0)).eval()
+        with torch.no_grad():
+            whole, cache = layer(x, key_mask=real), posenc.KVCache()
+            parts = [layer(x[:, :30], key_mask=real[:, :30], cache=cache)]
+            for count in (1, 4, 20, 1, 4):
+                at = cache.length
+                parts.append(layer(x[:, at : at + count], cache=cache))
+        torch.testing.assert_close(torch.cat(parts, 1)[real], whole[real], atol=1e-5, rtol=1e-5)

@@ -22,8 +22,9 @@ ROWS = (  # batch, heads, length, masks
     (4, 16, 4096, ""), (4, 16, 4096, "causal"), (1, 16, 16384, ""), (1, 16, 16384, "causal"), (8, 12, 2048, ""), (16, 12, 1024, "causal"),
     (16, 12, 512, ""), (4, 16, 4096, "padding"),
 )  # fmt: skip
+PAIRS = (0, 2, 6)  # rows whose pair is timed too, with --pair
 SCHEDULES = (
-    {"add": 0}, {"turns": True}, {"key_turns": True}, {"stages": 3}, {"registers": (200, 88, 24)}, {"key_stages": 3}, {"key_ring": 5},
+    {"add": 0}, {"turns": True}, {"key_turns": True}, {"registers": (200, 88, 24)}, {"key_stages": 3},
 )  # fmt: skip
 
 
@@ -46,10 +47,10 @@ def checks(only):
 
 def timings(only, pair):
     jobs = []
-    for batch, heads, length, masks in ROWS:
+    for number, (batch, heads, length, masks) in enumerate(ROWS):
         name = f"B{batch} H{heads} L{length} | {masks}"
-        jobs.append({"kind": "time", "name": name, "batch": batch, "heads": heads, "length": length, "masks": masks, "pair": pair})  # fmt: skip
-    jobs[0]["schedules"] = True
+        jobs.append({"kind": "time", "name": name, "batch": batch, "heads": heads, "length": length, "masks": masks, "schedules": number == 0,
+                     "pair": pair and number in PAIRS})  # fmt: skip
     return [job for job in jobs if not only or any(part in job["name"] for part in only)]
 
 
@@ -57,9 +58,7 @@ def warm_ups(jobs):
     """Padding or none: each is a variant, and so is each schedule."""
     small = [{**job, "kind": "warm", "name": f"compile {job['masks']}", "batch": 1, "heads": 2, "length": 2304} for job in jobs]  # fmt: skip
     found = {"padding" in job["masks"]: job for job in reversed(small)}
-    return [[job] for job in found.values()] + [
-        [{**small[0], "schedule": x}] for x in SCHEDULES if "schedules" in small[0]
-    ]
+    return [[job] for job in found.values()], [[{**job, "schedule": x}] for job in small[:1] for x in SCHEDULES]
 
 
 # ---- in a process of its own ------------------------------------------------------------------------------------------
@@ -125,14 +124,14 @@ class Call:
                 name: finish_gradient(self.launch, y, getattr(self.x, name)) for name, y in zip(GRADIENTS, found) if y is not None
             }  # fmt: skip
 
-    def run_only(self, schedule=None, kernels=()):
-        """The launches of these kernels alone."""
+    def run_kernel(self, name, schedule=None):
+        """One kernel, and what prepares it."""
         import torch
 
         from posenc.engines.gluon import rolling_backward_launch
 
         def launch(kernel, *args, **options):
-            if not kernels or kernel.__name__ in kernels:
+            if kernel.__name__ in ("prepare", "prepare_rolling", name):
                 self.launch(kernel, *args, **options)
 
         grads = [torch.empty_like(y) for y in (self.q, self.k, self.v)]
@@ -200,7 +199,7 @@ def make_call(job):
 def warm_up(job):
     call = make_call(job)
     if "schedule" in job:
-        call.run_only(job["schedule"])
+        call.run_kernel(kernel_of(job["schedule"]), job["schedule"])
         return {}
     call.run()
     if job["pair"]:
@@ -208,7 +207,24 @@ def warm_up(job):
     return {}
 
 
+def kernel_of(schedule):
+    return "backward_rolling_keys" if any("key" in name for name in schedule) else "backward_rolling"
+
+
 def measure(job):
+    found = {}
+    try:
+        for name, x in times(job):
+            found[name] = round(x, 4)
+    except Exception as error:
+        found["failed"] = f"{type(error).__name__}: {str(error.__context__ or error)[:300]}"
+    if "step" in found:
+        found["ratios"] = [round(found[x] / found[f"cudnn_{x}"], 3) for x in ("forward", "step")]
+    return found
+
+
+def times(job):
+    """(name, milliseconds or MB), the most important ones first."""
     import torch
     import torch.nn.functional as F
     from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -216,41 +232,36 @@ def measure(job):
     from posenc import attend
 
     call = make_call(job)
-    call.run()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    call.run()
-    found = {"MB": (torch.cuda.max_memory_allocated() - before) >> 20}
-    found["ours"] = hopper.time_graph(call.run)
-    for kernel in ("backward_rolling", "backward_rolling_keys", "sum_tables"):
-        found[kernel] = hopper.time_graph(lambda: call.run_only(kernels=(kernel,)))  # noqa: B023
     q, k, v = (x.detach().requires_grad_() for x in (call.q, call.k, call.v))
+    # not call.plan: what call.x holds was made of its tables on another stream, which a captured backward pass must not wait for
+    plan = make_plan(job["heads"], job["length"], job["length"], True)
 
     def plain():
         with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
             return F.scaled_dot_product_attention(q, k, v, is_causal="causal" in job["masks"])
 
-    def step(forward, leaves):
-        return hopper.time_graph(lambda: torch.autograd.grad(forward(), leaves, call.do))
+    def ours():
+        return attend(q, k, v, plan, **call.masks)
 
+    leaves = (q, k, v, *(x for _, x in plan.tensors()))
     with torch.no_grad():
-        found["cudnn_forward"] = hopper.time_graph(plain)
-        found["forward"] = hopper.time_graph(lambda: attend(q, k, v, call.plan, **call.masks))
-    found["cudnn_step"] = step(plain, (q, k, v))
-    found["step"] = step(
-        lambda: attend(q, k, v, call.plan, **call.masks), (q, k, v, *(x for _, x in call.plan.tensors()))
-    )
-    found["ratio"] = found["step"] / found["cudnn_step"]
-    for schedule in SCHEDULES if job.get("schedules") else ():
-        kernel = "backward_rolling_keys" if "key" in next(iter(schedule)) else "backward_rolling"
-        found[str(schedule)] = hopper.time_graph(lambda: call.run_only(schedule, (kernel,)))  # noqa: B023
-    if job["pair"]:
+        yield "cudnn_forward", hopper.time_graph(plain)
+        yield "forward", hopper.time_graph(ours)
+    yield "cudnn_step", hopper.time_graph(lambda: torch.autograd.grad(plain(), (q, k, v), call.do))
+    yield "step", hopper.time_graph(lambda: torch.autograd.grad(ours(), leaves, call.do))
+    for is_pair in (False, True) if job["pair"] else (False,):
+        name = "pair" if is_pair else "backward"
+        call.run(is_pair)
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        call.run(True)
-        found["pair_MB"] = (torch.cuda.max_memory_allocated() - before) >> 20
-        found["pair"] = hopper.time_graph(lambda: call.run(True))
-    return {name: round(x, 4) for name, x in found.items()}
+        call.run(is_pair)
+        yield f"{name}_MB", (torch.cuda.max_memory_allocated() - before) >> 20
+        yield name, hopper.time_graph(lambda: call.run(is_pair))  # noqa: B023
+    release()
+    for kernel in ("backward_rolling", "backward_rolling_keys", "sum_tables", "none"):
+        yield kernel, hopper.time_graph(lambda: call.run_kernel(kernel))  # noqa: B023
+    for schedule in SCHEDULES if job["schedules"] else ():
+        yield str(schedule), hopper.time_graph(lambda: call.run_kernel(kernel_of(schedule), schedule))  # noqa: B023
 
 
 def main() -> None:
@@ -277,7 +288,8 @@ def main() -> None:
     jobs = timings(args.only, args.pair)
     if "check" not in args.skip:  # what is timed is compiled beside them
         share = 1.0 if "time" in args.skip else 0.5
-        hopper.run_all(warm_ups(jobs) + checks(args.only), 10, began + share * args.seconds, checked)
+        kernels, schedules = warm_ups(jobs)
+        hopper.run_all(kernels + checks(args.only) + schedules, 10, began + share * args.seconds, checked)
     jobs = [] if "time" in args.skip else jobs
     failed = [x for x in checked if "failed" in x]
     hopper.run_all([[job] for job in jobs], 1, began + args.seconds, timed)

@@ -1,6 +1,6 @@
 """The Gluon kernels under compute-sanitizer: a small case of each kind of variant, by memcheck, racecheck and synccheck.
 
-    python -m tests.gpu.sanitize [--seconds 55] [--tools memcheck,racecheck,synccheck] [--kernels forward | backward | content]
+    python -m tests.gpu.sanitize [--seconds 55] [--tools memcheck,racecheck,synccheck] [--kernels forward | backward | content | rolling]
 
 The tools run side by side; each prints its lines as they come, and a summary stands at the end.
 """
@@ -42,6 +42,17 @@ def work_content() -> None:
         torch.cuda.synchronize()
         is_finite = all(x.isfinite().all() for x in grads.values())
         print(f"ran {size} {terms} {masks}: {'finite' if is_finite else 'NOT FINITE'}", flush=True)
+
+
+def work_rolling() -> None:
+    import torch
+
+    from tests.gpu.gluon_rolling import Call
+
+    for masks in ("", "causal", "padding", "all"):
+        grads = Call(4, 2, 1, 450, 450, masks).run()
+        torch.cuda.synchronize()
+        print(f"ran every distance {masks}: {'finite' if all(x.isfinite().all() for x in grads.values()) else 'NOT FINITE'}", flush=True)  # fmt: skip
 
 
 def work_backward() -> None:
@@ -107,10 +118,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=55.0)
     parser.add_argument("--tools", default="memcheck,racecheck,synccheck")
     parser.add_argument("--work", action="store_true")
-    parser.add_argument("--kernels", choices=("forward", "backward", "content"), default="forward")
+    parser.add_argument("--kernels", choices=("forward", "backward", "content", "rolling"), default="forward")
     args = parser.parse_args()
     if args.work:
-        {"forward": work, "backward": work_backward, "content": work_content}[args.kernels]()
+        {"forward": work, "backward": work_backward, "content": work_content, "rolling": work_rolling}[args.kernels]()
         return
     results: dict[str, str] = {}
     threads = [

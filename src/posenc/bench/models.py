@@ -121,6 +121,36 @@ def parakeet(seconds: int) -> Made:
     return model, {"input_features": states(1, 100 * seconds, model.config.num_mel_bins)}
 
 
+def cpmant(rows: int, length: int) -> Made:
+    from transformers import CpmAntConfig, CpmAntModel
+
+    config = CpmAntConfig(
+        vocab_size=1000, hidden_size=1024, num_attention_heads=16, dim_head=64, dim_ff=2816, num_hidden_layers=2
+    )
+    return CpmAntModel(config), tokens(rows, length)
+
+
+def bert(rows: int, length: int) -> Made:
+    from transformers import BertConfig, BertModel
+
+    return BertModel(BertConfig(vocab_size=1000, num_hidden_layers=2)), padded(rows, length)
+
+
+def vit() -> Made:
+    from transformers import ViTConfig, ViTModel
+
+    return ViTModel(ViTConfig(num_hidden_layers=2)), pixels(2, 224)
+
+
+def rotary_speech(seconds: int) -> Made:
+    from transformers import Wav2Vec2ConformerConfig, Wav2Vec2ConformerModel
+
+    config = Wav2Vec2ConformerConfig(
+        num_hidden_layers=2, layerdrop=0.0, apply_spec_augment=False, position_embeddings_type="rotary"
+    )
+    return Wav2Vec2ConformerModel(config), {"input_values": torch.randn(1, 16000 * seconds)}
+
+
 def conformer(seconds: int, kind: str) -> Made:
     return make(
         "Wav2Vec2BertModel", "Wav2Vec2BertConfig", {"input_features": states(1, 50 * seconds, 160)}, num_hidden_layers=2, layerdrop=0.0,
@@ -252,7 +282,11 @@ MODELS: dict[str, Callable[[], Made]] = {
     "MPT (width 1024), 2 × 512": lambda: mpt(2, 512),
     "GPT-J (width 1024), 2 × 512": lambda: gptj(2, 512),
     "Llama (width 1024), 2 × 512": lambda: llama(2, 512),
+    "BERT-B, 2 × 512": lambda: bert(2, 512),
+    "ViT-B, 2 × 224²": vit,
+    "CPM-Ant (width 1024), 2 × 512": lambda: cpmant(2, 512),
     "Inkling (width 1024), 1024": lambda: inkling(1, 1024),
+    "Wav2Vec2-Conformer, rotary, 10 s": lambda: rotary_speech(10),
     "w2v-BERT, 10 s": lambda: conformer(10, "relative_key"),
     "w2v-BERT with Transformer-XL's terms, 20 s": lambda: conformer(20, "relative"),
     "SeamlessM4T's speech encoder, 20 s": lambda: seamless(20, ""),

@@ -61,7 +61,7 @@ def run(
         finally:
             torch.set_autocast_enabled("cpu", True)
     has_terms, offset = False, None
-    mask = scale = visible = added = None
+    mask = scale = visible = added = is_empty = None
     if plan is not None:
         if not _is_simple(plan, q_length, k_length, causal):
             return None
@@ -74,16 +74,20 @@ def run(
     limits: Window = (None, 0 if causal else None)
     if masks is not None:
         made = make_mask(q, k, **masks)
-        limits = made.limits
+        limits, first = made.limits, 0
+        if limits[0] is not None and q_length + limits[0] < k_length:  # keys before these are visible to no query
+            first = k_length - q_length - limits[0]
+            k, v, k_length, offset = k[:, :, first:], v[:, :, first:], k_length - first, (offset or 0) + first
         if not made.plain:
             if not _may_join(made, batch, heads, q_length, k_length, plan if has_terms else None):
                 return None
-            visible, added = made.allowed_by_token(), made.added()
-            if torch.is_grad_enabled() and _hides_all(visible, added, limits, q_length, k_length):
-                return None  # with gradients, which would be NaN in older releases of PyTorch, the general path
-        elif limits[0] is not None and q_length + limits[0] < k_length:  # keys before these are visible to no query
-            first = k_length - q_length - limits[0]
-            k, v, k_length, offset = k[:, :, first:], v[:, :, first:], k_length - first, (offset or 0) + first
+            keys = slice(first, None)
+            visible, added = made.allowed_by_token(columns=keys), made.added(columns=keys)
+            if torch.is_grad_enabled():  # without gradients PyTorch's attention gives zeros itself
+                is_empty = _fully_masked(visible, added, limits, q_length, k_length)
+                if is_empty is not None:
+                    visible = None if visible is None else visible | is_empty
+                    added = None if added is None else added.masked_fill(is_empty, 0.0)
     if q_length == 1:
         limits = None, None
     hides = visible is not None or added is not None
@@ -114,6 +118,8 @@ def run(
         out = fused_attention(
             q, k, v, mask, 0.0, causal and mask is None and q_length > 1, None if scale is None else float(scale)
         )
+    if is_empty is not None:
+        out = out.masked_fill(is_empty, 0.0)
     if (hides or (mask is not None and limits != (None, None))) and holds_nan(out):
         return None  # a masked key or value may hold NaN
     return out
@@ -121,7 +127,7 @@ def run(
 
 def _may_join(mask: Mask, batch: int, heads: int, q_length: int, k_length: int, plan: Plan | None) -> bool:
     """Whether the masks, with the terms of the plan, are one mask (`cpu_form`)."""
-    if mask.extra is not None and (mask.extra.requires_grad or mask.extra.shape[3] != k_length):
+    if mask.extra is not None and (mask.extra.requires_grad or mask.extra.shape[3] < k_length):
         return False
     return (plan is None or q_length <= k_length) and rules_cpu.fits(
         batch, heads, q_length, k_length, terms=plan is not None,
@@ -131,14 +137,17 @@ def _may_join(mask: Mask, batch: int, heads: int, q_length: int, k_length: int, 
     )  # fmt: skip
 
 
-def _hides_all(visible: Tensor | None, added: Tensor | None, limits: Window, q_length: int, k_length: int) -> bool:
-    """Whether the masks leave a query no key."""
+def _fully_masked(
+    visible: Tensor | None, added: Tensor | None, limits: Window, q_length: int, k_length: int
+) -> Tensor | None:
+    """The queries that see no key, [.., Lq or 1, 1]; None: there are none."""
     if added is not None:
         visible = added != float("-inf") if visible is None else visible & (added != float("-inf"))
     assert visible is not None
     if limits != (None, None):
         visible = visible & dense_terms.visible_of(*limits, q_length, k_length)
-    return not visible.any(-1).all().item()
+    sees = visible.any(-1, keepdim=True)
+    return None if sees.all().item() else ~sees
 
 
 def _limits(

@@ -60,12 +60,12 @@ def forward(layer: Attention, x: Tensor, slot: LayerCache | None, masks: MaskOpt
     )  # fmt: skip
     if is_short and by_rows and not encoding.acts_inside:  # nothing is left to do in attention
         every = (k, v) if slot is None else slot.append_in_place(k, v)
-        out = None if every is None else attend_plain(q, *every, None, layer.causal)
+        out = None if every is None else attend_plain(q, *every, None, layer.causal, masks)
         if out is not None:
             out = (out.transpose(1, 2) if queries > 1 else out).reshape(batch * queries, heads * v.shape[3])
             out = _project(modules["o_proj"], out, batch, queries).view(batch, queries, -1)
             if slot is not None:  # last: an error above leaves the cache unchanged
-                slot.length = past + queries
+                slot.length, slot.marks = past + queries, marks
             return out
     known = plan = appended = out = prepared = None
     kind = ""
