@@ -207,6 +207,7 @@ class Descriptor:
     def part(self, at):
         if self.x.dim() == 2:
             row, column = map(number, at)
+            assert column * self.x.element_size() % 16 == 0, "a copy that begins at no multiple of 16 bytes"
             width = self.block_shape[-1]
             assert row >= 0 and (column >= 0 or self.rows == 1), "a tile outside its tensor"
             if column < 0:

@@ -10,7 +10,6 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from ..triton.arguments import Inputs, Numbers
-from ..triton.band_layout import round_up
 from ..triton.launch import make_masks, position_args
 from ..triton.launcher import Launch
 from .kernel import CONSUMERS, NUMBERS, PAD, ROWS, forward
@@ -45,16 +44,15 @@ def run_forward(
 
 def launch_forward(
     launch: Launch, kernel, x: Inputs, num: Numbers, scale: float, out: Tensor, lse: Tensor, keys: int, near: tuple[int, int],
-    span: tuple[int, int], side: int, descriptors=(), tables=(), table_heads=(), section: int = 0, copies_bias: bool = False, **constants
+    span: tuple[int, int], side: int, descriptors=(), tables=(), table_heads=(), section: int = 0, **constants
 ) -> tuple[Tensor, Tensor, None]:  # fmt: skip
     """prepare_blocks, then a forward kernel. section: heads whose blocks are scheduled together, if causal; descriptors, tables,
-    table_heads, constants: what only this kernel takes. copies_bias: it takes a descriptor of the bias, in blocks of so many keys."""
+    table_heads, constants: what only this kernel takes."""
     q, k, v = x.q, x.k, x.v
     batch, heads, q_length, _ = q.shape
     k_length, queries = k.shape[2], ROWS.value * CONSUMERS.value
     tiles, bias, width, bits = prepare_blocks(launch, x, num, scale, lse, queries, keys, near, span, side)
     count = tiles.shape[1]
-    bias = describe_bias(bias, keys) if copies_bias and bias is not None else bias
     masks, mask_rows = zip(*(_rows(y, lse) for y in (bits, x.doc_q, x.doc_k, x.doc_q_keys)), strict=True)
     processors = torch.cuda.get_device_properties(q.device).multi_processor_count
     section = min(section or batch * heads, batch * heads) if num.right == 0 else 1
@@ -81,10 +79,7 @@ def prepare_blocks(
     tiles = lse.new_empty(batch_rows, count, NUMBERS.value, dtype=torch.int32)
     bias_row, width, bias, bits = 0, 0, None, None
     if x.bias is not None:
-        bias_row, width = (
-            x.bias.stride(0),
-            round_up(span[1] - span[0] + 1 + 2 * side, 4),
-        )  # 16 bytes, for the copy engine
+        bias_row, width = x.bias.stride(0), span[1] - span[0] + 1 + 2 * side
         bias = lse.new_empty(heads, width)
     if x.key_mask is not None:
         bits = lse.new_empty(x.key_mask.shape[0], -(-k_length // keys), 8, dtype=torch.int32)
@@ -109,12 +104,6 @@ def _describe(x: Tensor, rows: int) -> TensorDescriptor:
     # a stride over one element may be any number, but must be one that the copy engine takes
     strides = [step if size > 1 else x.shape[3] for step, size in zip(x.stride()[:3], x.shape[:3], strict=True)]
     return TensorDescriptor(x, list(x.shape), [*strides, 1], block, layout)
-
-
-def describe_bias(bias: Tensor, columns: int) -> TensorDescriptor:
-    """bias [H, width], float32, in blocks of columns."""
-    layout = gl.NVMMASharedLayout(0, 32, 2)
-    return TensorDescriptor(bias, list(bias.shape), list(bias.stride()), [1, columns], layout)
 
 
 def describe_table(table: Tensor, rows: int, channels: int) -> TensorDescriptor:

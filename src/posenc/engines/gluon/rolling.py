@@ -61,36 +61,9 @@ CHUNKS = gl.constexpr(4)  # that are loaded before the first step
 
 
 @gluon.jit
-def make_ring(t_desc, bias_desc, RING: gl.constexpr, BIAS: gl.constexpr):
-    """Slots of the table's chunks and of their bias."""
-    t_smem = gl.allocate_shared_memory(t_desc.dtype, [RING] + t_desc.block_shape, t_desc.layout)
-    bias_smem = t_smem
-    if BIAS:
-        bias_smem = gl.allocate_shared_memory(gl.float32, [RING] + bias_desc.block_shape, bias_desc.layout)
-    return t_smem, bias_smem
-
-
-@gluon.jit
-def load_chunk(
-    chunk, h, table_head, row, t_desc, bias_desc, t_smem, bias_smem, ring, RING: gl.constexpr, BIAS: gl.constexpr
-):
-    """Copies 64 rows of the table from `row` on, and the bias of their distances; outside the table they are zeros."""
+def produce(load, bars, ring, sizes, NC: gl.constexpr, STAGES: gl.constexpr, RING: gl.constexpr):
+    q_desc, k_desc, v_desc, t_desc, tiles_ptr, table_heads, lo, q_smem, k_smem, v_smem, t_smem = load
     t_full, t_empty = ring
-    slot = chunk % RING
-    wait_empty(t_empty, chunk, RING)
-    if BIAS:
-        mbarrier.expect(t_full.index(slot), t_desc.block_type.nbytes + bias_desc.block_type.nbytes)
-        tma.async_copy_global_to_shared(bias_desc, [h, row + PAD], t_full.index(slot), bias_smem.index(slot))
-    else:
-        mbarrier.expect(t_full.index(slot), t_desc.block_type.nbytes)
-    tma.async_copy_global_to_shared(t_desc, [table_head, row, 0], t_full.index(slot), t_smem.index(slot))
-
-
-@gluon.jit
-def produce(load, bars, ring, sizes, NC: gl.constexpr, STAGES: gl.constexpr, RING: gl.constexpr, BIAS: gl.constexpr):
-    q_desc, k_desc, v_desc, t_desc, bias_desc, tiles_ptr, table_heads, lo, q_smem, k_smem, v_smem, t_smem, bias_smem = (
-        load
-    )
     q_length, k_length, heads, group, batch_heads, section, left, right, tiles_row = sizes
     BM: gl.constexpr = NC * ROWS
     step = 0
@@ -104,8 +77,12 @@ def produce(load, bars, ring, sizes, NC: gl.constexpr, STAGES: gl.constexpr, RIN
         row = first * KEYS - m0 + offset - lo - (CHUNKS - 1) * KEYS
         load_queries(turn, b, h, m0, q_desc, q_smem, q_desc, q_smem, bars, NC, False)
         for t in range(1 - CHUNKS, n + 1):
-            table_head = gl.minimum(h, table_heads - 1)
-            load_chunk(chunk, h, table_head, row, t_desc, bias_desc, t_smem, bias_smem, ring, RING, BIAS)
+            slot = chunk % RING
+            wait_empty(t_empty, chunk, RING)
+            mbarrier.expect(t_full.index(slot), t_desc.block_type.nbytes)
+            tma.async_copy_global_to_shared(
+                t_desc, [gl.minimum(h, table_heads - 1), row, 0], t_full.index(slot), t_smem.index(slot)
+            )
             row += KEYS
             chunk += 1
             if t >= 0:
@@ -123,16 +100,19 @@ def multiply(q, t_smem, chunk, S_L: gl.constexpr, RING: gl.constexpr):
 
 
 @gluon.jit
-def add_bias(x, bias_smem, chunk, S_L: gl.constexpr, RING: gl.constexpr, BIAS: gl.constexpr):
-    """The product with a chunk, and the bias. A product that begins with the bias instead makes ptxas serialise all products (C7518)."""
+def add_bias(x, bias, dist, lo, hi, S_L: gl.constexpr, BIAS: gl.constexpr):
+    """The product with a chunk whose first distance is dist, and the bias. A product that begins with the bias instead makes ptxas
+    serialise all products (C7518)."""
     if BIAS:
-        x += bias_smem.index(chunk % RING).load(S_L)
+        # no key beyond the span is visible, so such chunks may read any entries
+        first = gl.minimum(gl.maximum(dist - lo + PAD, 0), hi - lo + 2 * PAD - KEYS)
+        x += gl.expand_dims(gl.load(bias + first + gl.arange(0, KEYS, gl.SliceLayout(0, S_L))), 0)
     return x
 
 
 @gluon.jit
 def take_step(
-    q, before, after, p, m, l, acc, step, chunk, scale, m0, n0, is_masked, masks, limits, dist, k_smem, v_smem, t_smem, bias_smem,
+    q, before, after, p, m, l, acc, step, chunk, scale, m0, n0, is_masked, masks, limits, bias, dist, lo, hi, k_smem, v_smem, t_smem,
     bars, ring, S_L: gl.constexpr, P_L: gl.constexpr, CID: gl.constexpr, NC: gl.constexpr, STAGES: gl.constexpr,
     RING: gl.constexpr, TURNS: gl.constexpr, BIAS: gl.constexpr, WINDOW: gl.constexpr, PADDED: gl.constexpr, DOCS: gl.constexpr,
 ):  # fmt: skip
@@ -159,11 +139,11 @@ def take_step(
     l = l * along_rows(alpha, l) + gl.sum(p_new, 1)
     wait_full(full, step + 1, STAGES)  # here for ptxas, see kernel.py
     acc, following = warpgroup_mma_wait(0, deps=(acc_new, next_new))
-    p = gl.convert_layout(gl.reshape(p_new.to(v_smem.dtype), [ROWS, KEYS]), P_L)
-    following = add_bias(following, bias_smem, chunk, S_L, RING, BIAS).to(v_smem.dtype)
     mbarrier.arrive(empty.index(at))
     mbarrier.arrive(t_empty.index(chunk % RING))
-    return after, following, p, m, l, acc * along_rows(alpha, acc)
+    p = gl.convert_layout(gl.reshape(p_new.to(v_smem.dtype), [ROWS, KEYS]), P_L)
+    following = add_bias(following, bias, dist + KEYS, lo, hi, S_L, BIAS)
+    return after, following.to(v_smem.dtype), p, m, l, acc * along_rows(alpha, acc)
 
 
 @gluon.jit
@@ -171,7 +151,7 @@ def consume(
     use, masks, bars, ring, sizes, scale, CID: gl.constexpr, NC: gl.constexpr, STAGES: gl.constexpr, RING: gl.constexpr, TURNS: gl.constexpr,
     BIAS: gl.constexpr, WINDOW: gl.constexpr, PADDED: gl.constexpr, DOCS: gl.constexpr,
 ):  # fmt: skip
-    o_desc, lse_ptr, tiles_ptr, q_smem, o_smem, k_smem, v_smem, t_smem, bias_smem = use
+    o_desc, lse_ptr, tiles_ptr, bias_ptr, bias_row, lo, hi, q_smem, o_smem, k_smem, v_smem, t_smem = use
     q_full, q_empty, full, empty = bars
     t_full, t_empty = ring
     q_length, k_length, heads, group, batch_heads, section, left, right, tiles_row = sizes
@@ -189,6 +169,7 @@ def consume(
         m0 = block * BM + CID * ROWS
         first, left0, left1, right0, right1, last, clear0, clear1, offset = load_tiles(tiles_ptr, tiles_row, b, block)
         own, inner0, inner1 = find_own_tiles(m0, first, last, limits, KEYS)
+        bias = bias_ptr + h * bias_row
         of_row = masks_of_row(masks, b)
         q = q_smem.index(CID).reshape([ROWS, D])
         mbarrier.wait(q_full.index(CID), turn & 1)
@@ -203,8 +184,8 @@ def consume(
         before_new = multiply(q, t_smem, chunk, S_L, RING)
         after_new = multiply(q, t_smem, chunk + 1, S_L, RING)
         before, after = warpgroup_mma_wait(0, deps=(before_new, after_new))
-        before = add_bias(before, bias_smem, chunk, S_L, RING, BIAS).to(v_smem.dtype)
-        after = add_bias(after, bias_smem, chunk + 1, S_L, RING, BIAS).to(v_smem.dtype)
+        before = add_bias(before, bias, dist - KEYS, lo, hi, S_L, BIAS).to(v_smem.dtype)
+        after = add_bias(after, bias, dist, lo, hi, S_L, BIAS).to(v_smem.dtype)
         for i in gl.static_range(CHUNKS - CID):  # these two, and those before them that only later consumers need
             mbarrier.arrive(t_empty.index((begin + i) % RING))
 
@@ -213,8 +194,8 @@ def consume(
             n0 = (first + t) * KEYS
             is_masked = is_touched(first + t, n0, inner0, inner1, clear0, clear1, KEYS, PADDED, DOCS)
             before, after, p, m, l, acc = take_step(
-                q, before, after, p, m, l, acc, step, step + (CHUNKS - 1) * turn + (CHUNKS - CID), scale, m0, n0, is_masked, of_row, limits, dist, k_smem, v_smem,
-                t_smem, bias_smem, bars, ring, S_L, P_L, CID, NC, STAGES, RING, TURNS, BIAS, WINDOW, PADDED, DOCS,
+                q, before, after, p, m, l, acc, step, step + (CHUNKS - 1) * turn + (CHUNKS - CID), scale, m0, n0, is_masked, of_row, limits, bias, dist, lo, hi, k_smem, v_smem,
+                t_smem, bars, ring, S_L, P_L, CID, NC, STAGES, RING, TURNS, BIAS, WINDOW, PADDED, DOCS,
             )  # fmt: skip
             dist += KEYS
             step += 1
@@ -239,7 +220,7 @@ def forward_rolling(
     t_desc,  # the table [H or 1, hi - lo + 1, D]
     lse_ptr,  # float32 [B, H, Lq rounded up to 64], base 2
     tiles_ptr,  # int32 [B or 1, blocks, NUMBERS] (kernel.load_tiles), none of them far
-    bias_desc,  # float32 [H, PAD + span + PAD] (prepare.pad_bias) in blocks of 64, or unused
+    bias_ptr,  # float32 [H, PAD + span + PAD] (prepare.pad_bias), or unused
     bits_ptr, doc_q_ptr, doc_k_ptr, doc_keys_ptr,  # as in kernel.forward
     scale,  # base 2
     q_length, k_length, heads, group, batch_heads, section, left, right, tiles_row, table_heads, bias_row, bits_row, doc_q_row, doc_k_row,
@@ -250,27 +231,13 @@ def forward_rolling(
     """out and lse; arguments are as in kernel.forward. lo, hi: the table's distances, among them all that are visible."""
     NC: gl.constexpr = CONSUMERS
     q_smem, o_smem, k_smem, v_smem = make_buffers(q_desc, k_desc, v_desc, o_desc, NC, STAGES)
-    t_smem, bias_smem = make_ring(t_desc, bias_desc, RING, BIAS)
+    t_smem = gl.allocate_shared_memory(q_desc.dtype, [RING] + t_desc.block_shape, t_desc.layout)
     bars = make_barriers(NC, 1) + make_barriers(STAGES, NC)
     ring = make_barriers(RING, NC)
     fence_async_shared()
 
-    load = (
-        q_desc,
-        k_desc,
-        v_desc,
-        t_desc,
-        bias_desc,
-        tiles_ptr,
-        table_heads,
-        lo,
-        q_smem,
-        k_smem,
-        v_smem,
-        t_smem,
-        bias_smem,
-    )
-    use = (o_desc, lse_ptr, tiles_ptr, q_smem, o_smem, k_smem, v_smem, t_smem, bias_smem)
+    load = (q_desc, k_desc, v_desc, t_desc, tiles_ptr, table_heads, lo, q_smem, k_smem, v_smem, t_smem)
+    use = (o_desc, lse_ptr, tiles_ptr, bias_ptr, bias_row, lo, hi, q_smem, o_smem, k_smem, v_smem, t_smem)
     masks = (bits_ptr, doc_q_ptr, doc_k_ptr, doc_keys_ptr, bits_row, doc_q_row, doc_k_row, doc_keys_row)
     sizes = (q_length, k_length, heads, group, batch_heads, section, left, right, tiles_row)
     # Constants are repeated in each call: in a tuple that has a name they would become tensors.
@@ -278,5 +245,5 @@ def forward_rolling(
         (consume, (use, masks, bars, ring, sizes, scale, 0, NC, STAGES, RING, TURNS, BIAS, WINDOW, PADDED, DOCS)),
         (consume, (use, masks, bars, ring, sizes, scale, 1, NC, STAGES, RING, TURNS, BIAS, WINDOW, PADDED, DOCS)),
         (consume, (use, masks, bars, ring, sizes, scale, 2, NC, STAGES, RING, TURNS, BIAS, WINDOW, PADDED, DOCS)),
-        (produce, (load, bars, ring, sizes, NC, STAGES, RING, BIAS)),
+        (produce, (load, bars, ring, sizes, NC, STAGES, RING)),
     ], [4, 4, 1], [CONSUMER_REGISTERS, CONSUMER_REGISTERS, PRODUCER_REGISTERS])  # fmt: skip

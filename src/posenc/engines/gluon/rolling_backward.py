@@ -39,24 +39,18 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from .backward_sums import add_tile
 from .kernel import (
     ROWS,
-    accumulator,
     along_rows,
     count_blocks,
     find_block,
     find_own_tiles,
     hide,
     is_touched,
-    load_queries,
-    load_slot,
     load_tiles,
-    make_barriers,
-    make_buffers,
     masks_of_row,
     pass_turn,
-    wait_full,
     wait_turn,
 )
-from .rolling import KEYS, add_bias, load_chunk, make_ring, multiply
+from .rolling import KEYS, add_bias, multiply
 from .skew import skew, unskew
 
 PAIR = gl.constexpr(2)  # consumers
@@ -67,37 +61,24 @@ BAND_SLOTS = gl.constexpr(3)  # of each consumer, on their way to the adder
 @gluon.jit
 def find_own_block(turn, sizes):
     """The batch row and the block of queries that a program takes in its turn. Programs are of one head each, `programs` of them."""
-    q_length, k_length, heads, group, batch, section, programs, tiles_row, chunks, lo = sizes
+    q_length, k_length, heads, group, batch, section, programs, tiles_row, bias_row, chunks, lo, hi = sizes
     count = (q_length + BLOCK - 1) // BLOCK
     return find_block(turn, gl.program_id(0) % programs, programs, count, batch, section)
 
 
 @gluon.jit
 def count_own_blocks(sizes):
-    q_length, k_length, heads, group, batch, section, programs, tiles_row, chunks, lo = sizes
+    q_length, k_length, heads, group, batch, section, programs, tiles_row, bias_row, chunks, lo, hi = sizes
     count = (q_length + BLOCK - 1) // BLOCK
     return count_blocks(batch * count, gl.program_id(0) % programs, programs)
 
 
 # ---- producer ---------------------------------------------------------------------------------------------------------
 @gluon.jit
-def produce(load, bars, ring, sizes, STAGES: gl.constexpr, RING: gl.constexpr, BIAS: gl.constexpr):
-    (
-        q_desc,
-        do_desc,
-        k_desc,
-        v_desc,
-        t_desc,
-        bias_desc,
-        tiles_ptr,
-        q_smem,
-        do_smem,
-        k_smem,
-        v_smem,
-        t_smem,
-        bias_smem,
-    ) = load
-    q_length, k_length, heads, group, batch, section, programs, tiles_row, chunks, lo = sizes
+def produce(load, bars, sizes, STAGES: gl.constexpr, RING: gl.constexpr):
+    q_desc, do_desc, k_desc, v_desc, t_desc, tiles_ptr, q_smem, do_smem, k_smem, v_smem, t_smem = load
+    q_full, q_empty, full, empty, t_full, t_empty = bars
+    q_length, k_length, heads, group, batch, section, programs, tiles_row, bias_row, chunks, lo, hi = sizes
     h = gl.program_id(0) // programs
     step = 0
     chunk = 0
@@ -106,14 +87,25 @@ def produce(load, bars, ring, sizes, STAGES: gl.constexpr, RING: gl.constexpr, B
         m0 = block * BLOCK
         first, left0, left1, right0, right1, last, clear0, clear1, offset = load_tiles(tiles_ptr, tiles_row, b, block)
         row = first * KEYS - m0 + offset - lo - PAIR * KEYS  # of the table: where the block's first chunk begins
-        load_queries(turn, b, h, m0, q_desc, q_smem, do_desc, do_smem, bars, PAIR, True)
+        for c in gl.static_range(PAIR):
+            mbarrier.wait(q_empty.index(c), (turn & 1) ^ 1)
+            mbarrier.expect(q_full.index(c), 2 * q_desc.block_type.nbytes)
+            tma.async_copy_global_to_shared(q_desc, [b, h, m0 + c * ROWS, 0], q_full.index(c), q_smem.index(c))
+            tma.async_copy_global_to_shared(do_desc, [b, h, m0 + c * ROWS, 0], q_full.index(c), do_smem.index(c))
         for t in range(-PAIR - 1, last - first):
-            load_chunk(chunk, h, h, row, t_desc, bias_desc, t_smem, bias_smem, ring, RING, BIAS)
+            slot = chunk % RING
+            mbarrier.wait(t_empty.index(slot), ((chunk // RING) & 1) ^ 1)
+            mbarrier.expect(t_full.index(slot), t_desc.block_type.nbytes)
+            tma.async_copy_global_to_shared(t_desc, [h, row, 0], t_full.index(slot), t_smem.index(slot))
             row += KEYS
             chunk += 1
             if t >= 0:
-                n0 = (first + t) * KEYS
-                load_slot(step, b, h // group, n0, n0, True, k_desc, v_desc, k_smem, v_smem, bars, STAGES)
+                at = step % STAGES
+                mbarrier.wait(empty.index(at), ((step // STAGES) & 1) ^ 1)
+                mbarrier.expect(full.index(at), 2 * k_desc.block_type.nbytes)
+                place = [b, h // group, (first + t) * KEYS, 0]
+                tma.async_copy_global_to_shared(k_desc, place, full.index(at), k_smem.index(at))
+                tma.async_copy_global_to_shared(v_desc, place, full.index(at), v_smem.index(at))
                 step += 1
 
 
@@ -136,9 +128,8 @@ def add_products(dq, ds, band, at, chunk, k_smem, t_smem, A_L: gl.constexpr, RIN
 
 
 @gluon.jit
-def give_band(band, made, band_smem, band_bars, CID: gl.constexpr):
+def give_band(band, made, band_smem, band_full, band_empty, CID: gl.constexpr):
     """To the adder."""
-    band_full, band_empty = band_bars
     slot = CID * BAND_SLOTS + made % BAND_SLOTS
     mbarrier.wait(band_empty.index(slot), ((made // BAND_SLOTS) & 1) ^ 1)
     band_smem.index(slot).store(band)
@@ -149,19 +140,18 @@ def give_band(band, made, band_smem, band_bars, CID: gl.constexpr):
 
 @gluon.jit
 def take_step(
-    q, do, dq, ds, band, before, after, lse, delta, step, old, t, chunk, made, scale, m0, n0, is_masked, masks, limits, smem, bars, ring, band_bars,
+    q, do, dq, ds, band, before, after, lse, delta, step, old, t, chunk, made, scale, m0, n0, is_masked, masks, limits, bias, dist, lo, hi, smem, bars,
     S_L: gl.constexpr, A_L: gl.constexpr, CID: gl.constexpr, STAGES: gl.constexpr, RING: gl.constexpr, TURNS: gl.constexpr, BIAS: gl.constexpr,
     WINDOW: gl.constexpr, PADDED: gl.constexpr, DOCS: gl.constexpr,
 ):  # fmt: skip
     """ds of a tile, and dq with that of the tile before, in slot `old`. chunk: of the table, where the tile's own begin."""
-    k_smem, v_smem, t_smem, bias_smem, band_smem = smem
-    q_full, q_empty, full, empty = bars
-    t_full, t_empty = ring
+    k_smem, v_smem, t_smem, band_smem = smem
+    full, empty, t_full, t_empty, band_full, band_empty = bars
     D: gl.constexpr = k_smem.shape[4]
     at = step % STAGES
     zero = gl.zeros([ROWS, KEYS], gl.float32, S_L)
     begin = skew(before, after).to(gl.float32)
-    wait_full(full, step, STAGES)
+    mbarrier.wait(full.index(at), (step // STAGES) & 1)
     if TURNS:
         wait_turn(CID)
     s = warpgroup_mma(q, k_smem.index(at).reshape([KEYS, D]).permute((1, 0)), begin, is_async=True)
@@ -175,35 +165,36 @@ def take_step(
         s = hide(s, m0, n0, masks, limits, S_L, WINDOW, PADDED, DOCS)
     p = gl.exp2(s * scale - along_rows(lse, s))
     ahead = chunk + 2
-    wait_full(t_full, ahead, RING)
+    mbarrier.wait(t_full.index(ahead % RING), (ahead // RING) & 1)
     following = multiply(q, t_smem, ahead, S_L, RING)
     dp, dq = warpgroup_mma_wait(1, deps=(dp, dq))
     mbarrier.arrive(empty.index(old), pred=t > 0)
     mbarrier.arrive(t_empty.index(gl.maximum(chunk - 1, 0) % RING), pred=(t > 0) | (CID == 0))
     ds_new = (p * (dp - along_rows(delta, dp))).to(k_smem.dtype)
     band = unskew(ds, ds_new)
-    give_band(band, made, band_smem, band_bars, CID)
+    give_band(band, made, band_smem, band_full, band_empty, CID)
     following = warpgroup_mma_wait(0, deps=(following,))
-    following = add_bias(following, bias_smem, ahead, S_L, RING, BIAS)
+    following = add_bias(following, bias, dist + KEYS, lo, hi, S_L, BIAS)
     return dq, ds_new, band, after, following.to(k_smem.dtype)
 
 
 @gluon.jit
 def consume(
-    use, smem, masks, bars, ring, band_bars, sizes, limits, scale, CID: gl.constexpr, STAGES: gl.constexpr, RING: gl.constexpr, TURNS: gl.constexpr, BIAS: gl.constexpr,
+    use, smem, masks, bars, sizes, limits, scale, CID: gl.constexpr, STAGES: gl.constexpr, RING: gl.constexpr, TURNS: gl.constexpr, BIAS: gl.constexpr,
     WINDOW: gl.constexpr, PADDED: gl.constexpr, DOCS: gl.constexpr,
 ):  # fmt: skip
-    dq_desc, lse_ptr, delta_ptr, tiles_ptr, q_smem, do_smem, o_smem = use
-    k_smem, v_smem, t_smem, bias_smem, band_smem = smem
-    q_full, q_empty, full, empty = bars
-    t_full, t_empty = ring
-    q_length, k_length, heads, group, batch, section, programs, tiles_row, chunks, lo = sizes
+    dq_desc, lse_ptr, delta_ptr, tiles_ptr, bias_ptr, q_smem, do_smem, o_smem = use
+    k_smem, v_smem, t_smem, band_smem = smem
+    q_full, q_empty, full, empty, t_full, t_empty, band_full, band_empty = bars
+    q_length, k_length, heads, group, batch, section, programs, tiles_row, bias_row, chunks, lo, hi = sizes
     D: gl.constexpr = k_smem.shape[4]
     DTYPE: gl.constexpr = k_smem.dtype
-    S_L: gl.constexpr = accumulator(KEYS)
-    O_L: gl.constexpr = accumulator(D)
+    S_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
+    O_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     A_L: gl.constexpr = gl.DotOperandLayout(0, O_L, 2)
     h = gl.program_id(0) // programs
+    bias = bias_ptr + h * bias_row
+    tile_bars = (full, empty, t_full, t_empty, band_full, band_empty)
     q = q_smem.index(CID).reshape([ROWS, D])
     do = do_smem.index(CID).reshape([ROWS, D])
     if TURNS and CID == 0:
@@ -223,14 +214,15 @@ def consume(
         mbarrier.wait(q_full.index(CID), turn & 1)
 
         # the distances before the first tile, and those that begin with it
+        dist = first * KEYS - m0 + offset
         chunk = base + (PAIR - 1 - CID)
-        wait_full(t_full, chunk, RING)
-        wait_full(t_full, chunk + 1, RING)
+        mbarrier.wait(t_full.index(chunk % RING), (chunk // RING) & 1)
+        mbarrier.wait(t_full.index((chunk + 1) % RING), ((chunk + 1) // RING) & 1)
         before_new = multiply(q, t_smem, chunk, S_L, RING)
         after_new = multiply(q, t_smem, chunk + 1, S_L, RING)
         before, after = warpgroup_mma_wait(0, deps=(before_new, after_new))
-        before = add_bias(before, bias_smem, chunk, S_L, RING, BIAS).to(DTYPE)
-        after = add_bias(after, bias_smem, chunk + 1, S_L, RING, BIAS).to(DTYPE)
+        before = add_bias(before, bias, dist - KEYS, lo, hi, S_L, BIAS).to(DTYPE)
+        after = add_bias(after, bias, dist, lo, hi, S_L, BIAS).to(DTYPE)
 
         dq = gl.zeros([ROWS, D], gl.float32, O_L)
         ds = gl.zeros([ROWS, KEYS], DTYPE, S_L)
@@ -240,10 +232,11 @@ def consume(
             n0 = (first + t) * KEYS
             is_masked = is_touched(first + t, n0, inner0, inner1, clear0, clear1, KEYS, PADDED, DOCS)
             dq, ds, band, before, after = take_step(
-                q, do, dq, ds, band, before, after, lse, delta, step, old, t, chunk, made, scale, m0, n0, is_masked, of_row, limits,
-                smem, bars, ring, band_bars, S_L, A_L, CID, STAGES, RING, TURNS, BIAS, WINDOW, PADDED, DOCS,
+                q, do, dq, ds, band, before, after, lse, delta, step, old, t, chunk, made, scale, m0, n0, is_masked, of_row, limits, bias, dist, lo, hi,
+                smem, tile_bars, S_L, A_L, CID, STAGES, RING, TURNS, BIAS, WINDOW, PADDED, DOCS,
             )  # fmt: skip
             old = step % STAGES
+            dist += KEYS
             chunk += 1
             made += 1
             step += 1
@@ -253,7 +246,7 @@ def consume(
         band = unskew(ds, gl.zeros([ROWS, KEYS], DTYPE, S_L))
         rows = t_smem.index(chunk % RING).reshape([KEYS, D])
         dq = warpgroup_mma(gl.convert_layout(band, A_L), rows, dq, is_async=True)
-        give_band(band, made, band_smem, band_bars, CID)
+        give_band(band, made, band_smem, band_full, band_empty, CID)
         made += 1
         dq = warpgroup_mma_wait(0, deps=(dq,))
         mbarrier.arrive(q_empty.index(CID))
@@ -262,7 +255,7 @@ def consume(
         mbarrier.arrive(t_empty.index(chunk % RING))
         for _i in gl.static_range(CID + 1):  # those that only the other consumer needs, or none
             chunk += 1
-            wait_full(t_full, chunk, RING)
+            mbarrier.wait(t_full.index(chunk % RING), (chunk // RING) & 1)
             mbarrier.arrive(t_empty.index(chunk % RING))
         base += n + PAIR + 1
         tma.store_wait(0)
@@ -285,8 +278,8 @@ def add_chunk(
     sums_ptr, bias_sums_ptr, q_smem, band_smem, ones_smem = use
     band_full, band_empty = bars
     D: gl.constexpr = q_smem.shape[4]
-    L: gl.constexpr = accumulator(D)
-    B_L: gl.constexpr = accumulator(8)
+    L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
+    B_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 8, 16])
     acc = gl.zeros([KEYS, D], gl.float32, L)
     sums = gl.zeros([KEYS, 8], gl.float32, B_L)
     slot0 = gl.maximum(made - 1, 0) % BAND_SLOTS
@@ -321,10 +314,11 @@ def add_chunk(
 
 
 @gluon.jit
-def add_table(use, bars, band_bars, tiles_ptr, sizes, BIAS: gl.constexpr, ADD: gl.constexpr):
+def add_table(use, bars, tiles_ptr, sizes, BIAS: gl.constexpr, ADD: gl.constexpr):
     sums_ptr, bias_sums_ptr, q_smem, band_smem, ones_smem = use
-    q_full, q_empty, full, empty = bars
-    q_length, k_length, heads, group, batch, section, programs, tiles_row, chunks, lo = sizes
+    q_full, q_empty, band_full, band_empty = bars
+    q_length, k_length, heads, group, batch, section, programs, tiles_row, bias_row, chunks, lo, hi = sizes
+    band_bars = (band_full, band_empty)
     count = (q_length + BLOCK - 1) // BLOCK
     made = 0
     for turn in range(count_own_blocks(sizes)):
@@ -345,63 +339,72 @@ def add_table(use, bars, band_bars, tiles_ptr, sizes, BIAS: gl.constexpr, ADD: g
 
 @gluon.jit(
     do_not_specialize=[
-        "q_length", "k_length", "heads", "group", "batch", "section", "programs", "left", "right", "tiles_row", "chunks", "bits_row",
-        "doc_q_row", "doc_k_row", "doc_keys_row", "lo", "scale",
+        "q_length", "k_length", "heads", "group", "batch", "section", "programs", "left", "right", "tiles_row", "bias_row", "chunks", "bits_row",
+        "doc_q_row", "doc_k_row", "doc_keys_row", "lo", "hi", "scale",
     ]
 )  # fmt: skip
 def backward_rolling(
     q_desc, do_desc, dq_desc, k_desc, v_desc,  # [B, heads, L, D]
-    t_desc, bias_desc,  # the table [H, span, D] and the bias, as in rolling.forward_rolling
+    t_desc,  # the table [H, hi - lo + 1, D]
     lse_ptr, delta_ptr,  # float32 [B, H, Lq rounded up to 64], lse in base 2
-    tiles_ptr, bits_ptr, doc_q_ptr, doc_k_ptr, doc_keys_ptr,  # as in rolling.forward_rolling
+    tiles_ptr, bias_ptr, bits_ptr, doc_q_ptr, doc_k_ptr, doc_keys_ptr,  # as in rolling.forward_rolling
     sums_ptr,  # float32 [H, programs, chunks, D * 64], zeros; a chunk in the order of backward_sums.add_tile
     bias_sums_ptr,  # float32 [H, programs, chunks, 64], zeros, or unused
     scale,  # base 2
-    q_length, k_length, heads, group, batch, section, programs, left, right, tiles_row, chunks, bits_row, doc_q_row, doc_k_row,
-    doc_keys_row, lo,
+    q_length, k_length, heads, group, batch, section, programs, left, right, tiles_row, bias_row, chunks, bits_row, doc_q_row, doc_k_row,
+    doc_keys_row, lo, hi,
     STAGES: gl.constexpr, RING: gl.constexpr, TURNS: gl.constexpr, BIAS: gl.constexpr, WINDOW: gl.constexpr, PADDED: gl.constexpr, DOCS: gl.constexpr,
     ADD: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr, ADDER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """dq, and each program's sums for the table (without the scale) and the bias; chunk c begins with distance 64 (c - 2 blocks) + offset."""
     DTYPE: gl.constexpr = q_desc.dtype
-    q_smem, o_smem, k_smem, v_smem = make_buffers(q_desc, k_desc, v_desc, dq_desc, PAIR, STAGES)
-    do_smem = gl.allocate_shared_memory(DTYPE, [PAIR] + do_desc.block_shape, do_desc.layout)
-    t_smem, bias_smem = make_ring(t_desc, bias_desc, RING, BIAS)
+    D: gl.constexpr = q_desc.block_shape[3]
+    q_smem = gl.allocate_shared_memory(DTYPE, [PAIR, 1, 1, ROWS, D], q_desc.layout)
+    do_smem = gl.allocate_shared_memory(DTYPE, [PAIR, 1, 1, ROWS, D], do_desc.layout)
+    o_smem = gl.allocate_shared_memory(DTYPE, [PAIR, 1, 1, ROWS, D], dq_desc.layout)
+    k_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, KEYS, D], k_desc.layout)
+    v_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, KEYS, D], v_desc.layout)
+    t_smem = gl.allocate_shared_memory(DTYPE, [RING, 1, KEYS, D], t_desc.layout)
     band_smem = gl.allocate_shared_memory(DTYPE, [PAIR * BAND_SLOTS, ROWS, KEYS], gl.NVMMASharedLayout(128, 16, 2))
     ones_smem = band_smem
     if BIAS:
         ones_smem = gl.allocate_shared_memory(DTYPE, [8, ROWS], gl.NVMMASharedLayout(128, 16, 2))
         ones_smem.store(gl.full([8, ROWS], 1.0, DTYPE, gl.BlockedLayout([1, 4], [2, 16], [4, 1], [1, 0])))
-    bars = make_barriers(PAIR, 2) + make_barriers(STAGES, PAIR)
-    ring = make_barriers(RING, PAIR)
-    band_bars = make_barriers(PAIR * BAND_SLOTS, 1)
+    BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
+    q_full = gl.allocate_shared_memory(gl.int64, [PAIR, 1], BARRIER)
+    q_empty = gl.allocate_shared_memory(gl.int64, [PAIR, 1], BARRIER)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
+    t_full = gl.allocate_shared_memory(gl.int64, [RING, 1], BARRIER)
+    t_empty = gl.allocate_shared_memory(gl.int64, [RING, 1], BARRIER)
+    band_full = gl.allocate_shared_memory(gl.int64, [PAIR * BAND_SLOTS, 1], BARRIER)
+    band_empty = gl.allocate_shared_memory(gl.int64, [PAIR * BAND_SLOTS, 1], BARRIER)
+    for i in gl.static_range(PAIR):
+        mbarrier.init(q_full.index(i), count=1)
+        mbarrier.init(q_empty.index(i), count=2)
+    for i in gl.static_range(STAGES):
+        mbarrier.init(full.index(i), count=1)
+        mbarrier.init(empty.index(i), count=PAIR)
+    for i in gl.static_range(RING):
+        mbarrier.init(t_full.index(i), count=1)
+        mbarrier.init(t_empty.index(i), count=PAIR)
+    for i in gl.static_range(PAIR * BAND_SLOTS):
+        mbarrier.init(band_full.index(i), count=1)
+        mbarrier.init(band_empty.index(i), count=1)
     fence_async_shared()
 
-    load = (
-        q_desc,
-        do_desc,
-        k_desc,
-        v_desc,
-        t_desc,
-        bias_desc,
-        tiles_ptr,
-        q_smem,
-        do_smem,
-        k_smem,
-        v_smem,
-        t_smem,
-        bias_smem,
-    )
-    use = (dq_desc, lse_ptr, delta_ptr, tiles_ptr, q_smem, do_smem, o_smem)
-    smem = (k_smem, v_smem, t_smem, bias_smem, band_smem)
+    load = (q_desc, do_desc, k_desc, v_desc, t_desc, tiles_ptr, q_smem, do_smem, k_smem, v_smem, t_smem)
+    use = (dq_desc, lse_ptr, delta_ptr, tiles_ptr, bias_ptr, q_smem, do_smem, o_smem)
+    smem = (k_smem, v_smem, t_smem, band_smem)
     masks = (bits_ptr, doc_q_ptr, doc_k_ptr, doc_keys_ptr, bits_row, doc_q_row, doc_k_row, doc_keys_row)
-    sizes = (q_length, k_length, heads, group, batch, section, programs, tiles_row, chunks, lo)
+    bars = (q_full, q_empty, full, empty, t_full, t_empty, band_full, band_empty)
+    sizes = (q_length, k_length, heads, group, batch, section, programs, tiles_row, bias_row, chunks, lo, hi)
     limits = (q_length, k_length, left, right)
     add = (sums_ptr, bias_sums_ptr, q_smem, band_smem, ones_smem)
     # Constants are written in the calls: in a tuple with a name they would become tensors.
     gl.warp_specialize([
-        (consume, (use, smem, masks, bars, ring, band_bars, sizes, limits, scale, 0, STAGES, RING, TURNS, BIAS, WINDOW, PADDED, DOCS)),
-        (consume, (use, smem, masks, bars, ring, band_bars, sizes, limits, scale, 1, STAGES, RING, TURNS, BIAS, WINDOW, PADDED, DOCS)),
-        (add_table, (add, bars, band_bars, tiles_ptr, sizes, BIAS, ADD)),
-        (produce, (load, bars, ring, sizes, STAGES, RING, BIAS)),
+        (consume, (use, smem, masks, bars, sizes, limits, scale, 0, STAGES, RING, TURNS, BIAS, WINDOW, PADDED, DOCS)),
+        (consume, (use, smem, masks, bars, sizes, limits, scale, 1, STAGES, RING, TURNS, BIAS, WINDOW, PADDED, DOCS)),
+        (add_table, (add, (q_full, q_empty, band_full, band_empty), tiles_ptr, sizes, BIAS, ADD)),
+        (produce, (load, (q_full, q_empty, full, empty, t_full, t_empty), sizes, STAGES, RING)),
     ], [4, 4, 1], [CONSUMER_REGISTERS, ADDER_REGISTERS, PRODUCER_REGISTERS])  # fmt: skip

@@ -30,30 +30,18 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from .backward_tiles import HALF, count_turns, find_keys
 from .backward_tiles import KEYS as BOTH
-from .kernel import (
-    ROWS,
-    accumulator,
-    along_rows,
-    hide,
-    load_slot,
-    load_tiles,
-    make_barriers,
-    masks_of_row,
-    pass_turn,
-    wait_full,
-    wait_turn,
-)
-from .rolling import KEYS, add_bias, load_chunk, make_ring, multiply
+from .kernel import ROWS, along_rows, hide, load_tiles, masks_of_row, pass_turn, wait_turn
+from .rolling import KEYS, add_bias, multiply
 from .rolling_backward import PAIR, load_row
 from .skew import skew
 
 
 # ---- producer ---------------------------------------------------------------------------------------------------------
 @gluon.jit
-def produce_queries(load, bars, ring, sizes, work, STAGES: gl.constexpr, RING: gl.constexpr, BIAS: gl.constexpr):
-    k_desc, v_desc, q_desc, do_desc, t_desc, bias_desc, k_smem, v_smem, q_smem, do_smem, t_smem, bias_smem = load
-    kv_full, kv_empty, full, empty = bars
-    q_length, k_length, heads, group, lo = sizes
+def produce_queries(load, bars, sizes, work, STAGES: gl.constexpr, RING: gl.constexpr):
+    k_desc, v_desc, q_desc, do_desc, t_desc, k_smem, v_smem, q_smem, do_smem, t_smem = load
+    kv_full, kv_empty, full, empty, t_full, t_empty = bars
+    q_length, k_length, heads, group, bias_row, lo, hi = sizes
     tiles_ptr, tiles_row, order_ptr, order_row = work
     kv_heads = heads // group
     blocks = (k_length + BOTH - 1) // BOTH
@@ -76,12 +64,19 @@ def produce_queries(load, bars, ring, sizes, work, STAGES: gl.constexpr, RING: g
                 block * BOTH + (PAIR - 1) * HALF - first * ROWS + offset - lo
             )  # of the table: where the first chunk begins
             for t in range(-PAIR, last - first + 1):
-                load_chunk(chunk, h, h, row, t_desc, bias_desc, t_smem, bias_smem, ring, RING, BIAS)
+                slot = chunk % RING
+                mbarrier.wait(t_empty.index(slot), ((chunk // RING) & 1) ^ 1)
+                mbarrier.expect(t_full.index(slot), t_desc.block_type.nbytes)
+                tma.async_copy_global_to_shared(t_desc, [h, row, 0], t_full.index(slot), t_smem.index(slot))
                 row -= KEYS
                 chunk += 1
                 if t >= 0:
-                    m0 = (first + t) * ROWS
-                    load_slot(step, b, h, m0, m0, True, q_desc, do_desc, q_smem, do_smem, bars, STAGES)
+                    at = step % STAGES
+                    mbarrier.wait(empty.index(at), ((step // STAGES) & 1) ^ 1)
+                    mbarrier.expect(full.index(at), 2 * q_desc.block_type.nbytes)
+                    place = [b, h, (first + t) * ROWS, 0]
+                    tma.async_copy_global_to_shared(q_desc, place, full.index(at), q_smem.index(at))
+                    tma.async_copy_global_to_shared(do_desc, place, full.index(at), do_smem.index(at))
                     step += 1
 
 
@@ -89,32 +84,29 @@ def produce_queries(load, bars, ring, sizes, work, STAGES: gl.constexpr, RING: g
 @gluon.jit
 def multiply_both(q, chunk, t_smem, t_full, S_L: gl.constexpr, RING: gl.constexpr):
     """Starts the products of a tile's queries with the chunks before and after its first distance, once they are there."""
-    wait_full(t_full, chunk, RING)
-    wait_full(t_full, chunk + 1, RING)
+    mbarrier.wait(t_full.index(chunk % RING), (chunk // RING) & 1)
+    mbarrier.wait(t_full.index((chunk + 1) % RING), ((chunk + 1) // RING) & 1)
     after = multiply(q, t_smem, chunk, S_L, RING)
     return multiply(q, t_smem, chunk + 1, S_L, RING), after
 
 
 @gluon.jit
-def begin_scores(
-    before, after, bias_smem, chunk, DTYPE: gl.constexpr, S_L: gl.constexpr, RING: gl.constexpr, BIAS: gl.constexpr
-):
-    """By query and key, from what multiply_both gave."""
-    before = add_bias(before, bias_smem, chunk + 1, S_L, RING, BIAS).to(DTYPE)
-    return skew(before, add_bias(after, bias_smem, chunk, S_L, RING, BIAS).to(DTYPE))
+def begin_scores(before, after, bias, dist, lo, hi, DTYPE: gl.constexpr, S_L: gl.constexpr, BIAS: gl.constexpr):
+    """By query and key, dist being the distance of the tile's first query and first key."""
+    before = add_bias(before, bias, dist - KEYS, lo, hi, S_L, BIAS).to(DTYPE)
+    return skew(before, add_bias(after, bias, dist, lo, hi, S_L, BIAS).to(DTYPE))
 
 
 @gluon.jit
 def take_query_step(
-    k, v, dk, dv, begin, lse, delta, step, old, chunk, bh, scale, m0, n0, is_masked, masks, limits, stats, smem, bars, ring,
+    k, v, dk, dv, begin, lse, delta, step, old, chunk, bh, scale, m0, n0, is_masked, masks, limits, bias, dist, lo, hi, stats, smem, bars,
     S_L: gl.constexpr, CID: gl.constexpr, STAGES: gl.constexpr, RING: gl.constexpr, TURNS: gl.constexpr, BIAS: gl.constexpr, WINDOW: gl.constexpr,
     PADDED: gl.constexpr, DOCS: gl.constexpr,
 ):  # fmt: skip
     """p and ds of a tile of queries, dk and dv with those of the tile before, in slot `old`, and what the next tile's scores begin with.
     chunk: the first of the next tile's."""
-    q_smem, do_smem, t_smem, bias_smem, p_smem, ds_smem = smem
-    kv_full, kv_empty, full, empty = bars
-    t_full, t_empty = ring
+    q_smem, do_smem, t_smem, p_smem, ds_smem = smem
+    full, empty, t_full, t_empty = bars
     lse_ptr, delta_ptr = stats
     q_length, k_length, left, right = limits
     D: gl.constexpr = q_smem.shape[4]
@@ -138,7 +130,7 @@ def take_query_step(
         s = hide(s, m0, n0, masks, limits, S_L, WINDOW, PADDED, DOCS)
     p = gl.exp2(s * scale - along_rows(lse, s))
     following = (step + 1) % STAGES
-    wait_full(full, step + 1, STAGES)
+    mbarrier.wait(full.index(following), ((step + 1) // STAGES) & 1)
     before, after = multiply_both(q_smem.index(following).reshape([ROWS, D]), chunk, t_smem, t_full, S_L, RING)
     dp, dk, dv = warpgroup_mma_wait(2, deps=(dp, dk, dv))
     mbarrier.arrive(empty.index(old), pred=old != at)
@@ -148,28 +140,28 @@ def take_query_step(
     fence_async_shared()
     gl.thread_barrier()
     before, after = warpgroup_mma_wait(0, deps=(before, after))
-    begin = begin_scores(before, after, bias_smem, chunk, q_smem.dtype, S_L, RING, BIAS)
-    mbarrier.arrive(t_empty.index(chunk % RING))
+    begin = begin_scores(before, after, bias, dist - KEYS, lo, hi, q_smem.dtype, S_L, BIAS)
+    mbarrier.arrive(t_empty.index(chunk % RING))  # after what it could wait for: ptxas moves no load before it
     return dk, dv, begin, lse_next, delta_next
 
 
 @gluon.jit
 def consume_queries(
-    use, smem, mask_rows, bars, ring, sizes, work, limits, scale, CID: gl.constexpr, STAGES: gl.constexpr, RING: gl.constexpr, TURNS: gl.constexpr, BIAS: gl.constexpr,
+    use, smem, mask_rows, bars, sizes, work, limits, scale, CID: gl.constexpr, STAGES: gl.constexpr, RING: gl.constexpr, TURNS: gl.constexpr, BIAS: gl.constexpr,
     WINDOW: gl.constexpr, PADDED: gl.constexpr, DOCS: gl.constexpr,
 ):  # fmt: skip
-    dk_desc, dv_desc, lse_ptr, delta_ptr, k_smem, v_smem, o_smem = use
-    q_smem, do_smem, t_smem, bias_smem, p_smem, ds_smem = smem
-    kv_full, kv_empty, full, empty = bars
-    t_full, t_empty = ring
-    q_length, k_length, heads, group, lo = sizes
+    dk_desc, dv_desc, bias_ptr, lse_ptr, delta_ptr, k_smem, v_smem, o_smem = use
+    q_smem, do_smem, t_smem, p_smem, ds_smem = smem
+    kv_full, kv_empty, full, empty, t_full, t_empty = bars
+    q_length, k_length, heads, group, bias_row, lo, hi = sizes
     tiles_ptr, tiles_row, order_ptr, order_row = work
     D: gl.constexpr = q_smem.shape[4]
     DTYPE: gl.constexpr = q_smem.dtype
-    S_L: gl.constexpr = accumulator(HALF)
-    O_L: gl.constexpr = accumulator(D)
+    S_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
+    O_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     kv_heads = heads // group
     blocks = (k_length + BOTH - 1) // BOTH
+    tile_bars = (full, empty, t_full, t_empty)
     stats = (lse_ptr, delta_ptr)
     if TURNS and CID == 0:
         pass_turn(0)
@@ -189,6 +181,7 @@ def consume_queries(
         dv = gl.zeros([HALF, D], gl.float32, O_L)
         for member in range(group):
             bh = bh_kv * group + member  # of queries, of all batch rows
+            bias = bias_ptr + bh % heads * bias_row
             nothing = gl.zeros([ROWS, HALF], DTYPE, S_L)
             p_smem.index(CID).store(nothing)
             ds_smem.index(CID).store(nothing)
@@ -197,21 +190,23 @@ def consume_queries(
             lse = load_row(lse_ptr, bh, first * ROWS, q_length, float("inf"), S_L)
             delta = load_row(delta_ptr, bh, first * ROWS, q_length, 0.0, S_L)
             old = step % STAGES
+            dist = n0 - first * ROWS + offset
             chunk = base + (PAIR - 1 - CID)
-            wait_full(full, step, STAGES)
+            mbarrier.wait(full.index(old), (step // STAGES) & 1)
             before, after = multiply_both(q_smem.index(old).reshape([ROWS, D]), chunk, t_smem, t_full, S_L, RING)
             before, after = warpgroup_mma_wait(0, deps=(before, after))
-            begin = begin_scores(before, after, bias_smem, chunk, DTYPE, S_L, RING, BIAS)
             for i in gl.static_range(PAIR - CID):  # this one, and those before it that only the other consumer needs
                 mbarrier.arrive(t_empty.index((base + i) % RING))
+            begin = begin_scores(before, after, bias, dist, lo, hi, DTYPE, S_L, BIAS)
             for t in range(n):
                 tile = first + t
                 is_masked = (tile < clear0) | (tile >= clear1)
                 dk, dv, begin, lse, delta = take_query_step(
-                    k, v, dk, dv, begin, lse, delta, step, old, chunk + 1, bh, scale, tile * ROWS, n0, is_masked, masks, limits,
-                    stats, smem, bars, ring, S_L, CID, STAGES, RING, TURNS, BIAS, WINDOW, PADDED, DOCS,
+                    k, v, dk, dv, begin, lse, delta, step, old, chunk + 1, bh, scale, tile * ROWS, n0, is_masked, masks, limits, bias, dist, lo, hi,
+                    stats, smem, tile_bars, S_L, CID, STAGES, RING, TURNS, BIAS, WINDOW, PADDED, DOCS,
                 )  # fmt: skip
                 old = step % STAGES
+                dist -= KEYS
                 chunk += 1
                 step += 1
             # the last tile; its next one was loaded in vain
@@ -227,7 +222,7 @@ def consume_queries(
             step += 1
             for _i in gl.static_range(1 + CID):
                 chunk += 1
-                wait_full(t_full, chunk, RING)
+                mbarrier.wait(t_full.index(chunk % RING), (chunk // RING) & 1)
                 mbarrier.arrive(t_empty.index(chunk % RING))
             base += n + PAIR + 1
         mbarrier.arrive(kv_empty.index(0))
@@ -246,43 +241,58 @@ def consume_queries(
 
 @gluon.jit(
     do_not_specialize=[
-        "q_length", "k_length", "heads", "group", "left", "right", "tiles_row", "order_row", "bits_row", "doc_q_row", "doc_k_row",
-        "doc_keys_row", "lo", "scale",
+        "q_length", "k_length", "heads", "group", "left", "right", "tiles_row", "order_row", "bias_row", "bits_row", "doc_q_row", "doc_k_row",
+        "doc_keys_row", "lo", "hi", "scale",
     ]
 )  # fmt: skip
 def backward_rolling_keys(
     k_desc, v_desc, dk_desc, dv_desc, q_desc, do_desc,  # [B, heads, L, D]
-    t_desc, bias_desc,  # the table [H, span, D] and the bias, as in rolling.forward_rolling
+    t_desc,  # the table [H, hi - lo + 1, D]
     lse_ptr, delta_ptr,  # float32 [B, H, Lq rounded up to 64], lse in base 2
     tiles_ptr, order_ptr,  # as in backward.backward
-    bits_ptr, doc_q_ptr, doc_k_ptr, doc_keys_ptr,  # as in rolling.forward_rolling
+    bias_ptr, bits_ptr, doc_q_ptr, doc_k_ptr, doc_keys_ptr,  # as in rolling.forward_rolling
     scale,  # base 2
-    q_length, k_length, heads, group, left, right, tiles_row, order_row, bits_row, doc_q_row, doc_k_row, doc_keys_row, lo,
+    q_length, k_length, heads, group, left, right, tiles_row, order_row, bias_row, bits_row, doc_q_row, doc_k_row, doc_keys_row, lo, hi,
     STAGES: gl.constexpr, RING: gl.constexpr, TURNS: gl.constexpr, BIAS: gl.constexpr, WINDOW: gl.constexpr, PADDED: gl.constexpr, DOCS: gl.constexpr,
     CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     DTYPE: gl.constexpr = q_desc.dtype
-    k_smem = gl.allocate_shared_memory(DTYPE, [PAIR] + k_desc.block_shape, k_desc.layout)
-    v_smem = gl.allocate_shared_memory(DTYPE, [PAIR] + v_desc.block_shape, v_desc.layout)
-    q_smem = gl.allocate_shared_memory(DTYPE, [STAGES] + q_desc.block_shape, q_desc.layout)
-    do_smem = gl.allocate_shared_memory(DTYPE, [STAGES] + do_desc.block_shape, do_desc.layout)
-    o_smem = gl.allocate_shared_memory(DTYPE, [2 * PAIR] + dk_desc.block_shape, dk_desc.layout)
-    t_smem, bias_smem = make_ring(t_desc, bias_desc, RING, BIAS)
+    D: gl.constexpr = q_desc.block_shape[3]
+    k_smem = gl.allocate_shared_memory(DTYPE, [PAIR, 1, 1, HALF, D], k_desc.layout)
+    v_smem = gl.allocate_shared_memory(DTYPE, [PAIR, 1, 1, HALF, D], v_desc.layout)
+    q_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, ROWS, D], q_desc.layout)
+    do_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, ROWS, D], do_desc.layout)
+    o_smem = gl.allocate_shared_memory(DTYPE, [2 * PAIR, 1, 1, HALF, D], dk_desc.layout)
+    t_smem = gl.allocate_shared_memory(DTYPE, [RING, 1, KEYS, D], t_desc.layout)
     p_smem = gl.allocate_shared_memory(DTYPE, [PAIR, ROWS, HALF], gl.NVMMASharedLayout(128, 16, 2))
     ds_smem = gl.allocate_shared_memory(DTYPE, [PAIR, ROWS, HALF], gl.NVMMASharedLayout(128, 16, 2))
-    bars = make_barriers(1, PAIR) + make_barriers(STAGES, PAIR)
-    ring = make_barriers(RING, PAIR)
+    BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
+    kv_full = gl.allocate_shared_memory(gl.int64, [1, 1], BARRIER)
+    kv_empty = gl.allocate_shared_memory(gl.int64, [1, 1], BARRIER)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
+    t_full = gl.allocate_shared_memory(gl.int64, [RING, 1], BARRIER)
+    t_empty = gl.allocate_shared_memory(gl.int64, [RING, 1], BARRIER)
+    mbarrier.init(kv_full.index(0), count=1)
+    mbarrier.init(kv_empty.index(0), count=PAIR)
+    for i in gl.static_range(STAGES):
+        mbarrier.init(full.index(i), count=1)
+        mbarrier.init(empty.index(i), count=PAIR)
+    for i in gl.static_range(RING):
+        mbarrier.init(t_full.index(i), count=1)
+        mbarrier.init(t_empty.index(i), count=PAIR)
     fence_async_shared()
 
-    load = (k_desc, v_desc, q_desc, do_desc, t_desc, bias_desc, k_smem, v_smem, q_smem, do_smem, t_smem, bias_smem)
-    use = (dk_desc, dv_desc, lse_ptr, delta_ptr, k_smem, v_smem, o_smem)
-    smem = (q_smem, do_smem, t_smem, bias_smem, p_smem, ds_smem)
+    load = (k_desc, v_desc, q_desc, do_desc, t_desc, k_smem, v_smem, q_smem, do_smem, t_smem)
+    use = (dk_desc, dv_desc, bias_ptr, lse_ptr, delta_ptr, k_smem, v_smem, o_smem)
+    smem = (q_smem, do_smem, t_smem, p_smem, ds_smem)
     masks = (bits_ptr, doc_q_ptr, doc_k_ptr, doc_keys_ptr, bits_row, doc_q_row, doc_k_row, doc_keys_row)
-    sizes = (q_length, k_length, heads, group, lo)
+    bars = (kv_full, kv_empty, full, empty, t_full, t_empty)
+    sizes = (q_length, k_length, heads, group, bias_row, lo, hi)
     work = (tiles_ptr, tiles_row, order_ptr, order_row)
     limits = (q_length, k_length, left, right)
     gl.warp_specialize([
-        (consume_queries, (use, smem, masks, bars, ring, sizes, work, limits, scale, 0, STAGES, RING, TURNS, BIAS, WINDOW, PADDED, DOCS)),
-        (consume_queries, (use, smem, masks, bars, ring, sizes, work, limits, scale, 1, STAGES, RING, TURNS, BIAS, WINDOW, PADDED, DOCS)),
-        (produce_queries, (load, bars, ring, sizes, work, STAGES, RING, BIAS)),
+        (consume_queries, (use, smem, masks, bars, sizes, work, limits, scale, 0, STAGES, RING, TURNS, BIAS, WINDOW, PADDED, DOCS)),
+        (consume_queries, (use, smem, masks, bars, sizes, work, limits, scale, 1, STAGES, RING, TURNS, BIAS, WINDOW, PADDED, DOCS)),
+        (produce_queries, (load, bars, sizes, work, STAGES, RING)),
     ], [4, 1], [CONSUMER_REGISTERS, PRODUCER_REGISTERS])  # fmt: skip

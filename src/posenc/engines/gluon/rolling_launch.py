@@ -32,6 +32,6 @@ def run_forward(
     table = x.table.to(x.q.dtype).contiguous()
     return launch_forward(
         launch, forward_rolling, x, num, scale, out, lse, KEYS.value, (-FAR, FAR), (num.rows_lo, num.rows_hi), PAD.value,
-        descriptors=(describe_table(table, KEYS.value, table.shape[2]),), table_heads=(table.shape[0],), copies_bias=True,
+        descriptors=(describe_table(table, KEYS.value, table.shape[2]),), table_heads=(table.shape[0],),
         STAGES=depth.stages, RING=depth.ring, TURNS=depth.turns, BIAS=x.bias is not None,
     )  # fmt: skip
