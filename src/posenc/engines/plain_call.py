@@ -1,9 +1,9 @@
-"""A shortcut for the most common calls: consecutive positions, no mask but causality, no engine named.
+"""A shortcut for the most common calls: consecutive positions, no engine named, on a GPU no mask but causality.
 
 For a decoding step or a text of a few tokens, general validation, lowering and choice would take longer than attention itself.
 `run` makes the checks that apply here in one pass and then does what `choose_engine` would have chosen:
 
-    no terms                                 `sdpa`: PyTorch's attention
+    no terms                                 `sdpa`: PyTorch's attention; with masks on a CPU `cpu`, which gives it their boolean mask
     biases by distance, one table that is multiplied with queries or other states, on a CPU
                                              the dense form of `cpu`: PyTorch's attention with one mask, which is kept where
                                              it is the same for every query and needs no gradient

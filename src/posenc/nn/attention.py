@@ -163,10 +163,12 @@ class Attention(nn.Module):
         """
         if x.dim() != 3 or x.shape[2] != self.d_model:
             raise ValueError(f"x must be [B, L, {self.d_model}], got {list(x.shape)}")
-        if positions is not None and cache is None and memory is None and context is None and segments is None:
-            if are_slots(positions, x) and not (
-                self.encoding.absolute and (key_mask is not None or documents is not None)
-            ):
+        if (
+            positions is not None and cache is None and memory is None and context is None and segments is None
+            and self.context_parallel is None and are_slots(positions, x)
+        ):  # fmt: skip
+            counts = self.encoding.absolute or self.encoding.length_dependent  # the real tokens of each document
+            if not counts or (key_mask is None and documents is None):
                 positions = None
         if (
             positions is None and segments is None and memory is None and context is None and context_positions is None
