@@ -33,3 +33,24 @@ def test_a_wrong_output_is_not_reported():
     assert accelerated._compare("x", right, right) == 0.0
     with pytest.raises(RuntimeError, match="nothing is reported"):
         accelerated._compare("x", right * (1 + 1e-3), right)
+
+
+def test_results_of_another_machine_are_not_mixed(tmp_path, capsys):
+    out = tmp_path / "out.json"
+    out.write_text(json.dumps({"machine": "another", "versions": {}, "models": {}}))
+    with pytest.raises(SystemExit):
+        accelerated.main(["--out", str(out), "--missing"])
+    assert "measured with another machine and versions" in capsys.readouterr().err
+
+
+def test_models_are_measured_side_by_side(tmp_path, monkeypatch):
+    """A failure is reported, and the others are kept."""
+    monkeypatch.setattr(accelerated, "measure", lambda name, times, threads: load("hf-families")["models"][name])
+    first, second = list(load("hf-families")["models"])[:2]
+    monkeypatch.setattr(
+        accelerated, "attempt_all", lambda names, jobs, **options: iter([(first, "broken"), accelerated.attempt(second, **options)])
+    )  # fmt: skip
+    out = tmp_path / "out.json"
+    with pytest.raises(SystemExit, match="1 of 2 models failed"):
+        accelerated.main(["--out", str(out), "--models", first, second])
+    assert list(json.loads(out.read_text(encoding="utf-8"))["models"]) == [second]

@@ -30,7 +30,7 @@ from ..core.torch_modes import is_exporting
 from ..functional import scores
 from . import construction, rules
 from .interface_mask import ALL, Mask, add_bias, as_summand, is_eager_only, make_mask, nothing_padded
-from .layer import log_once
+from .layer import NO_ATTENTIONS, NO_CACHE, attend_together, log_once
 
 __all__ = [
     "NO_TERMS",
@@ -50,25 +50,11 @@ NO_TERMS: Any = object()
 """What `plan_of` returns for a call without terms, whatever its `position_bias` is."""
 PRECISE = (torch.float32, torch.float64)
 KNOWN = frozenset(
-    [
-        "position_ids",
-        "sliding_window",
-        "cache",
-        "output_attentions",
-        "s_aux",
-        "sinks",
-        "softcap",
-        "indices",
-        "block_indices",
-        "cu_seq_lens_q",
-        "cu_seq_lens_k",
-        "max_length_q",
-        "max_length_k",
-        "deterministic",
-        "use_cache",
-        "position_embeddings",
-    ]
-)
+    (
+        "position_ids", "sliding_window", "cache", "output_attentions", "s_aux", "sinks", "softcap", "indices", "block_indices",
+        "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "deterministic", "use_cache", "position_embeddings",
+    )
+)  # fmt: skip
 """Further arguments that are read here, or that change nothing."""
 
 
@@ -131,27 +117,15 @@ def attention(
     if make is None:
         make = partial(Plan, scale=scaling, sinks=sinks if sinks is None or sinks.dim() == 1 else None)
     if context is not None:
-        from ..parallel.functional import attend as attend_together
-        from ..parallel.plan_tensors import FixedPlan
-
         if sinks is not None and sinks.dim() > 1:
             raise ValueError(
                 f"{type(module).__name__} has a sink for each query, which context_parallel cannot share; leave it out"
             )
         if wants:
-            raise ValueError(
-                "output_attentions=True needs all scores in one process, and context_parallel shares the sequence; "
-                "leave one of them out"
-            )
+            raise ValueError(NO_ATTENTIONS)
         if query.shape[2] != key.shape[2] and options.get("causal"):
-            raise ValueError(
-                "context_parallel is for whole sequences (training, prefill), and this call continues a cache; "
-                "generate with a model that is accelerated without it"
-            )
-        out = attend_together(
-            query, key, value, FixedPlan(make), context_parallel=context, engine=engine, dropout=dropout,
-            table_gradients="local", **options,
-        )  # fmt: skip
+            raise ValueError(NO_CACHE)
+        out = attend_together(query, key, value, make, context, engine, dropout, options)
         return out.transpose(1, 2).contiguous(), None
     plan = make(_positions(attention_mask, query, key))
     if wants or softcap is not None:

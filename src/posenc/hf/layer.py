@@ -19,6 +19,11 @@ from torch.nn.functional import scaled_dot_product_attention
 from .. import Index, Plan, Positions, attend
 
 logger = logging.getLogger("posenc.hf")
+NO_CACHE = (
+    "context_parallel is for whole sequences (training, prefill), and this call continues a cache; generate with a model that is "
+    "accelerated without it"
+)
+NO_ATTENTIONS = "output_attentions=True needs all scores in one process, and context_parallel shares the sequence; leave one of them out"
 
 
 class Part(nn.Module):
@@ -73,10 +78,7 @@ class Layer(Part):
         if self.posenc_context is None:
             return make(positions)
         if positions.runs is None or not isinstance(positions.runs[0].start, int) or positions.runs[0].start != 0:
-            raise ValueError(
-                "context_parallel is for whole sequences (training, prefill), and this call continues a cache; "
-                "generate with a model that is accelerated without it"
-            )
+            raise ValueError(NO_CACHE)
         return make
 
     def posenc_length(self, q: Tensor) -> int:
@@ -92,18 +94,13 @@ class Layer(Part):
         fully_masked [B or 1, L]: queries without a visible key. The originals give all their keys one score, so the output
         is the mean of the values. Where ranks share the sequence these queries, which are padding, give zeros.
         """
+        dropout = dropout if self.training else 0.0
         if self.posenc_context is not None:
-            from ..parallel.functional import attend as attend_together
-            from ..parallel.plan_tensors import FixedPlan
-
             assert not isinstance(plan, Plan)
-            out = attend_together(
-                q, k, v, FixedPlan(plan), context_parallel=self.posenc_context, engine=self.posenc_engine,
-                dropout=dropout if self.training else 0.0, table_gradients="local", **options,
-            )  # fmt: skip
+            out = attend_together(q, k, v, plan, self.posenc_context, self.posenc_engine, dropout, options)
             return out.transpose(1, 2).flatten(2)
         assert isinstance(plan, Plan)
-        out = attend(q, k, v, plan, dropout=dropout if self.training else 0.0, engine=self.posenc_engine, **options)
+        out = attend(q, k, v, plan, dropout=dropout, engine=self.posenc_engine, **options)
         if fully_masked is not None:
             out = torch.where(fully_masked[:, None, :, None], v.mean(2, keepdim=True), out)
         return out.transpose(1, 2).flatten(2)
@@ -122,6 +119,18 @@ class Layer(Part):
             plan = Plan(Positions((k.shape[2] - q.shape[2], q.shape[2]), k.shape[2]), scale=scale)
             out = attend(q, k, v, plan, dropout=dropout, engine=self.posenc_engine, mask=bias)
         return out.transpose(1, 2).flatten(2)
+
+
+def attend_together(
+    q: Tensor, k: Tensor, v: Tensor, make: Callable[[Positions], Plan], context: Any, engine: str, dropout: float, options: dict[str, Any]
+) -> Tensor:  # fmt: skip
+    """`attend` where ranks share the sequence; make: positions -> the plan."""
+    from ..parallel.functional import attend as attend_parts
+    from ..parallel.plan_tensors import FixedPlan
+
+    return attend_parts(
+        q, k, v, FixedPlan(make), context_parallel=context, engine=engine, dropout=dropout, table_gradients="local", **options
+    )  # fmt: skip
 
 
 def change_class(module: nn.Module, cls: type[nn.Module]) -> None:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from .interface import Mask, nothing_padded, prefers_original
-from .layer import log_once
+from .layer import NO_ATTENTIONS, log_once
 
 COMPACT = torch.uint8
 
@@ -72,10 +72,7 @@ def wants_attentions(module: nn.Module, kwargs: dict[str, Any]) -> bool:
     wanted = bool(getattr(module.config, "output_attentions", False) if argument is None else argument)
     if wanted:
         if getattr(module, "posenc_context", None) is not None:
-            raise ValueError(
-                "output_attentions=True needs all scores in one process, and context_parallel shares the sequence; "
-                "leave one of them out"
-            )
+            raise ValueError(NO_ATTENTIONS)
         log_dense()
     return wanted
 

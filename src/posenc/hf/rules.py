@@ -50,19 +50,8 @@ DENSE_ON_GPU = {"xlnet": 1024 * 1024}
 tokens 4.0 and 8.6, the original 4.0 and 9.2. Between 512 and 1024 tokens it does less than the original too; that was not measured."""
 
 NUMBERS = (
-    "ON_GPU",
-    "DENSE_ON_GPU",
-    "LEARNED",
-    "MASKED",
-    "DOCUMENTS",
-    "BIASED",
-    "PADDED",
-    "TABLE",
-    "TABLE_STEP",
-    "DROPPED",
-    "BLOCK",
-)
-
+    "ON_GPU", "DENSE_ON_GPU", "LEARNED", "MASKED", "DOCUMENTS", "BIASED", "PADDED", "TABLE", "TABLE_STEP", "DROPPED", "BLOCK"
+)  # fmt: skip
 
 _here = threading.local()
 

@@ -60,15 +60,8 @@ class SpeechT5Attention(Layer, modeling_speecht5.SpeechT5Attention):
             rows = expand_table(position_bias[None], _clip(position_bias), 1 - length, length - 1)[0]
             position_bias = rows.unfold(0, length, 1).flip(0).transpose(1, 2)
         if output_attentions or not is_table:
-            return super().forward(
-                hidden_states,
-                key_value_states,
-                past_key_values,
-                attention_mask,
-                position_bias,
-                output_attentions,
-                **kwargs,
-            )
+            given = (hidden_states, key_value_states, past_key_values, attention_mask, position_bias, output_attentions)
+            return super().forward(*given, **kwargs)
         q, k, v = (split(f(hidden_states), self.head_dim) for f in (self.q_proj, self.k_proj, self.v_proj))
         plan = self.posenc_plan(q.shape[2], position_bias)
         options = masks.mask_options(attention_mask, q.shape[2], causal=False)
