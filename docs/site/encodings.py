@@ -182,7 +182,7 @@ def speed(name: str, words: dict[str, str]) -> str:
 def speed_of_shorter_texts(name: str, words: dict[str, str]) -> list[str]:
     """Its row of the table of all encodings, docs/encodings/speed.md."""
     for line in (DOCS / "encodings" / "speed.md").read_text(encoding="utf-8").splitlines():
-        cells = [cell.strip(" †‡§") for cell in line.strip("|").split("|")]
+        cells = [cell.strip(" †") for cell in line.strip("|").split("|")]
         if cells[0] == f"`{name}`" and len(cells) == 9:
             _, cpu, *on_cpu, gpu, _, _, forward, training = cells
             return [

@@ -48,18 +48,22 @@ class Decomposed(Encoding):
 
     def terms(self, positions: Positions, *, x: Tensor | None = None, host=None) -> Plan:
         grid = check_size("grid", self.grid)
-        queries, keys = rows_and_columns(positions, grid, self.device_of(positions, x))
-        # both are further axes, which become channels: the first, which nothing reads, numbers the tokens
-        more = [(q, k, (0, size - 1)) for q, k, size in zip(queries, keys, grid, strict=True)]
-        q_length, k_length = positions.q_length, positions.k_length
-        at = Positions((k_length - q_length, q_length), k_length, more=more)
+        device = self.device_of(positions, x)
+        queries, keys = rows_and_columns(positions, grid, device)
+        axes = [(q, k, (0, size - 1)) for q, k, size in zip(queries, keys, grid, strict=True)]
+        if device.type == "cpu":  # rows and columns are further axes, which become channels; nothing reads the first
+            q_length, k_length = positions.q_length, positions.k_length
+            at = Positions((k_length - q_length, q_length), k_length, more=axes)
+        else:  # the kernels look rows up, and columns become channels
+            at = Positions(queries[0], keys[0], reach=(1 - grid[0], grid[0] - 1), more=axes[1:])
+        first = len(at.q_axes) - 2
         # a plan scales its dot products; this undoes it
         tables = (
             _resized(table, size) * self.head_dim**0.5 for table, size in zip((self.rel_pos_h, self.rel_pos_w), grid)
         )
         lookups = tuple(
             Lookup(Index(1 - size, size - 1, axis=axis), dot_query=table.flip(0)[None])
-            for axis, (size, table) in enumerate(zip(grid, tables, strict=True), 1)
+            for axis, (size, table) in enumerate(zip(grid, tables, strict=True), first)
         )
         return Plan(at, lookups=lookups)
 
