@@ -79,8 +79,8 @@ def device_section(result: dict[str, Any]) -> list[str]:
     if alone:
         parts.append(
             f"A layer's four linear maps alone take {statistics.median(alone):.2f} of the layer without positions (the median of its "
-            f"{len(alone)} cells): what it replaces pays for them too, so no layer's ratio can be far below that, and none's, "
-            "sinusoidal's and learned's, whose attention is PyTorch's own, cannot be below 1."
+            f"{len(alone)} cells). Attention that took no time at all would leave that ratio beside PyTorch's; none, sinusoidal and learned, "
+            "whose attention is PyTorch's own, have nothing to gain."
         )
     if "note" in result:
         parts.append(f"Note: {result['note']}")
