@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal, Unpack, overload
+from typing import Literal, Unpack, cast, overload
 
 import torch
 from torch import Tensor
@@ -70,7 +70,7 @@ def attend(q, k, v, plan=None, *, dropout=0.0, engine="auto", return_lse=False, 
                 if out is None:
                     out = plain_call.run(q, k, v, plan, causal)
             else:
-                out = plain_call.run(q, k, v, plan, causal, masks)
+                out = plain_call.run(q, k, v, plan, causal, cast(MaskOptions, masks))
             if out is not None:
                 return out
         if plan is not None:

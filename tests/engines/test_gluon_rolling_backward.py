@@ -55,7 +55,7 @@ def check(
     forced = {
         "refuse_device": lambda device: None,
         "refuse_slower": lambda x, num: None,
-        "ROLLING_BACKWARD": True,
+        "SHORTEST_CONTENT_BACKWARD": 1,
         "SHORTEST": 1,
         "FEWEST": 1,
     }
@@ -113,9 +113,8 @@ def test_masks(kernel, monkeypatch, causal):
 
 def test_where_it_is_chosen(monkeypatch):
     monkeypatch.setattr(gluon, "refuse_device", lambda device: None)
-    monkeypatch.setattr(gluon, "ROLLING_BACKWARD", True)
 
-    def reason(length=1024, size=64, shared=False, dropout=0.0, span=None, strided=False):
+    def reason(length=4096, size=64, shared=False, dropout=0.0, span=None, strided=False):
         q = torch.empty(8, 4, length, size, dtype=torch.bfloat16)
         spot = index.clip(span, span) if span else index.exact(Positions(length))
         plan = Plan(Positions(length), lookups=(Lookup(spot, dot_query=torch.zeros(1 if shared else 4, spot.n, size)),))
@@ -129,5 +128,4 @@ def test_where_it_is_chosen(monkeypatch):
     assert "no dropout" in reason(dropout=0.1)
     assert "needs 512 queries" in reason(length=256)
     assert "output's gradient" in reason(strided=True)
-    monkeypatch.setattr(gluon, "ROLLING_BACKWARD", False)
-    assert "not timed" in reason()
+    assert "needs 4096 queries" in reason(length=2048)

@@ -77,7 +77,7 @@ def make_plan(heads, lq, lk, bias):
 def release(enabled=True):
     from posenc.engines import gluon
 
-    gluon.ROLLING_BACKWARD = enabled
+    gluon.SHORTEST_CONTENT_BACKWARD = 1 if enabled else 1 << 30
     gluon.FEWEST = gluon.SHORTEST = 1
     gluon.give_up = fail
 

@@ -34,7 +34,6 @@ SMALLEST = 2.0**-40
 SHORTEST_BACKWARD = 2048  # as measured
 SHORTEST_CONTENT_BACKWARD = 4096  # as measured
 WIDE_OF_128 = False  # content terms over wide spans, heads of 128, in the backward pass: compared on a card, not timed
-ROLLING_BACKWARD = False  # the backward pass with a content term over every distance: right on a card, not timed
 MOST_SUMS = 1 << 27  # float32 numbers of content_backward.py's outer
 MOST = 1 << 20  # blocks of keys in the backward pass: their order is made on the host
 WIDEST_GRADIENT = 2048  # distances of a bias in the backward pass: each program keeps 16 rows of them
@@ -105,15 +104,20 @@ def refuse_rolling(x: Inputs, num: Numbers, scale: float, dropout: float) -> str
 
 def refuse_rolling_backward(x: Inputs, num: Numbers, scale: float, dropout: float, do: torch.Tensor) -> str | None:
     """Why the backward kernels with a content term over every distance do not run this call, or None. x as for refuse_window."""
-    if not ROLLING_BACKWARD:
-        return "it was not timed on a card"
     if _failures:
         return f"it failed before: {_failures[0]}"
     if x.table is not None and x.table.shape[0] != x.q.shape[1]:
         return "it needs a table for each head"
     if bad_strides(do):
         return "the copy engine cannot read the output's gradient"
-    return refuse_rolling(x, num, scale, dropout)
+    return refuse_rolling(x, num, scale, dropout) or refuse_short(x)
+
+
+def refuse_short(x: Inputs) -> str | None:
+    """Why the backward kernels with content terms do not run so short a text, or None."""
+    if min(x.q.shape[2], x.k.shape[2]) < SHORTEST_CONTENT_BACKWARD:
+        return f"with content terms it needs {SHORTEST_CONTENT_BACKWARD} queries and keys, got {x.q.shape[2]} and {x.k.shape[2]}"
+    return None
 
 
 def spans_all(x: Inputs, num: Numbers) -> bool:
@@ -179,11 +183,9 @@ def refuse_content_backward(x: Inputs, num: Numbers, scale: float, dropout: floa
         return "it needs a content term"
     reads = READS - {"bias", "slopes", "starts"} | {"table", "states", "key_table", "value"}
     reason = refuse_any_backward(x, do) or refuse_device(x.q.device)
-    reason = reason or refuse_call(x, num, scale, dropout, reads)
+    reason = reason or refuse_call(x, num, scale, dropout, reads) or refuse_short(x)
     if reason is not None:
         return reason
-    if min(x.q.shape[2], x.k.shape[2]) < SHORTEST_CONTENT_BACKWARD:
-        return f"with content terms it needs {SHORTEST_CONTENT_BACKWARD} queries and keys, got {x.q.shape[2]} and {x.k.shape[2]}"
     from .content_launch import is_one_sided
 
     if x.table is not None and blocks_of_keys(x) * x.q.shape[1] // x.k.shape[1] * x.q.shape[2] > MOST_SUMS:
