@@ -187,6 +187,7 @@ def speed_line(name: str, kind: str) -> str:
 USES = {
     "model": ("models of transformers", "transformers 的模型"),
     "layer": ("layers", "层"),
+    "masked": ("layers with padding and other masks", "带填充和其他掩码的层"),
     "call": ("attention calls", "注意力调用"),
     "host": ("host time of short calls", "短调用的主机时间"),
     "decode": ("decoding", "解码"),

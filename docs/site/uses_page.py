@@ -38,6 +38,8 @@ REASONS = {
     "compiled/*": "the dense code, fused by Inductor, takes no more time on the device than the fused kernels at this length",
     "layer/relative_logits/*": "host time: its table is flipped and padded and its states are scaled in each call, by operations of PyTorch",
     "layer/transformer_xl/*": "host time: its table is projected in each call, and the difference of its two biases made",
+    "masked/learned, padded/*": "positions of padded texts were read back from the GPU, twice in a call; mended since, and not timed again",
+    "masked/*": "host time: a layer with masks on a GPU makes its plan and checks its masks in each call",
     "layer/none/*token": "host time: the cache and the layer check what code written by hand does not, some 10 µs of Python",
     "layer/sinusoidal/*token": "as none",
     "layer/learned/*token": "as none",

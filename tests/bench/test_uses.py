@@ -224,3 +224,10 @@ def test_the_page_names_gains_losses_and_failures(tmp_path):
     assert "| wrong | failed |" in text
     assert "- b/broken/1x16/step: RuntimeError: no such kernel" in text
     assert "### Above 1.05\n\n- a/good/1x16/forward, " in text
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_readme_counts_every_group_of_the_published_runs(device):
+    from docs.site import tables
+
+    assert {record["group"] for record in tables.uses(device)["cells"].values()} <= set(tables.USES)
