@@ -142,7 +142,7 @@ def multiply(x, t_smem, chunk, bias, row, DTYPE: gl.constexpr, C_L: gl.constexpr
 
 @gluon.jit
 def begin_near(
-    x, t_smem, base, bias, row, t_full, t_empty, at, phase, cols, cols_smem, bh, n0, dist, k_length, BN: gl.constexpr, S_L: gl.constexpr,
+    x, t_smem, base, bias, row, t_full, t_empty, at, phase, cols, cols_smem, cols_slot, bh, n0, dist, k_length, BN: gl.constexpr, S_L: gl.constexpr,
     C_L: gl.constexpr, DTYPE: gl.constexpr, BIAS: gl.constexpr, COLS: gl.constexpr, COPIED: gl.constexpr,
 ):  # fmt: skip
     """The content terms of a tile [64, BN]; base: the consumer's first chunk in shared memory, row: in the table; dist: from the first key to
@@ -156,7 +156,7 @@ def begin_near(
         begin = gl.reshape(gl.permute(gl.join(begin, skew(after, last)), (0, 2, 1)), [ROWS, BN])
     begin = gl.convert_layout(begin, S_L).to(gl.float32)
     if COPIED and lies_within(cols, dist, BN, ROWS) & (n0 + BN <= k_length):
-        begin += cols_smem.permute((1, 0)).load(S_L).to(gl.float32)
+        begin += cols_smem.index(cols_slot).permute((1, 0)).load(S_L).to(gl.float32)
     elif COLS:
         begin += load_by_columns(cols, bh, n0, dist, k_length, ROWS, BN, S_L, not COPIED)
     mbarrier.arrive(t_empty.index(at))
@@ -234,7 +234,7 @@ def consume(
             # plus a zero that ptxas cannot see: otherwise it keeps the addresses of all chunks of a window in registers
             at = window % WINDOWS + window // (1 << 30)
             begin = begin_near(
-                x, t_smem, CHUNKS * at + (2 - CID), bias, row, t_full, t_empty, at, (window // WINDOWS) & 1, cols, cols_smem.index(NC * at + CID),
+                x, t_smem, CHUNKS * at + (2 - CID), bias, row, t_full, t_empty, at, (window // WINDOWS) & 1, cols, cols_smem, NC * at + CID,
                 bh, n0, m0 - n0 - offset, k_length, BN, S_L, C_L, DTYPE, BIAS, COLS, COPIED,
             )  # fmt: skip
             p, m, l, acc = take_step(
