@@ -102,6 +102,7 @@ def test_lengths(kernel, monkeypatch, lengths, causal):
     check(kernel, monkeypatch, "bias", causal, lengths, start=max(lengths[1] - lengths[0], 0))
 
 
+@pytest.mark.slow  # the schedules that run are those of the other tests
 @pytest.mark.parametrize(
     "options",
     [

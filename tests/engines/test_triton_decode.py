@@ -11,7 +11,7 @@ from posenc.engines.triton.decode_schedule import MOST_SHARES, choose_decode_sha
 from tests.engines.groups import check_group, list_groups
 
 CASES = Path(__file__).with_name("triton_decode_cases.py")
-QUICK = {"masks", "steps"}
+QUICK = {"steps"}
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
