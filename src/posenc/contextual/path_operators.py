@@ -1,4 +1,4 @@
-"""posenc::path_forward and path_backward: PaTH attention by its kernels, log2(L / 64) + 2 launches each."""
+"""posenc::path_forward and path_backward: PaTH attention by its kernels, about log2(L / 64) + 2 launches each."""
 
 from __future__ import annotations
 
@@ -48,13 +48,20 @@ class Launches:
         arguments = (*arguments, self.sizes, *self.constants)
         launch_variant(kernel, rows * self.sizes.blocks, self.device, arguments, num_warps=warps, num_stages=2)
 
-    def levels(self, kernel, *arguments, upwards: bool) -> None:
-        """One launch for each level above the blocks, and one program for each of its nodes."""
-        of_levels = range(1, self.sizes.levels - 1)
-        for level in of_levels if upwards else reversed(of_levels):
-            count = self.sizes.rows_k * (self.sizes.blocks >> level)
-            given = *arguments, level, self.sizes.blocks, self.sizes.nodes, self.block_d, self.precision
-            launch_variant(kernel, count, self.device, given, num_warps=8, num_stages=2)
+    def join_blocks(self, wholes: Tensor) -> None:
+        for level in range(1, self.sizes.levels - 1):
+            self._level(kernels.join_blocks, level, 1, (wholes,), (self.block_d, self.precision))
+
+    def join_backward(self, wholes: Tensor, d_wholes: Tensor) -> None:
+        part = min(64, self.block_d)
+        for level in reversed(range(1, self.sizes.levels - 1)):
+            constants = self.block_d, part, self.precision
+            self._level(kernels.join_backward, level, 2 * self.block_d // part, (wholes, d_wholes), constants)
+
+    def _level(self, kernel, level: int, programs: int, tensors: tuple, constants: tuple) -> None:
+        count = self.sizes.rows_k * (self.sizes.blocks >> level) * programs
+        given = *tensors, level, self.sizes.blocks, self.sizes.nodes, *constants
+        launch_variant(kernel, count, self.device, given, num_warps=8, num_stages=2)
 
 
 def forward(
@@ -72,7 +79,7 @@ def forward(
         launches.blocks(
             kernels.within_blocks, sizes.rows_k, *views, beta, scores, q_moved, k_moved, wholes, inverses, warps=8
         )
-        launches.levels(kernels.join_blocks, wholes, upwards=True)
+        launches.join_blocks(wholes)
         if sizes.levels:
             launches.blocks(kernels.move_to_cuts, sizes.rows_k, q_moved, k_moved, wholes, q_cuts, k_cuts)
         launches.blocks(
@@ -102,11 +109,14 @@ def backward(
         launches.blocks(
             kernels.attend_backward_k, sizes.rows_k, *shared, tokens, total, *moved, dk_moved, dv, *(d_total or [None]), scale
         )  # fmt: skip
-        launches.levels(kernels.join_backward, wholes, d_wholes, upwards=False)
-        views = [make_view(x) for x in (q, k, w)]
+        launches.join_backward(wholes, d_wholes)
+        of_q, *views = (make_view(x) for x in (q, k, w))
+        of_heads = torch.empty_like(inverses), *(torch.empty_like(dk_moved) for _ in range(3))
         launches.blocks(
-            kernels.within_backward, sizes.rows_k, *views, beta, inverses, d_scores, dq_moved, dk_moved, d_wholes, dq, dk, dw, d_beta,
-            warps=8,
+            kernels.within_backward_q, sizes.rows_k, of_q, *views, beta, inverses, d_scores, dq_moved, *of_heads, dq, warps=8
+        )  # fmt: skip
+        launches.blocks(
+            kernels.within_backward_k, sizes.rows_k, *views, beta, inverses, *of_heads, dk_moved, d_wholes, dk, dw, d_beta, warps=8
         )  # fmt: skip
     return grads
 
