@@ -365,7 +365,7 @@ def from_contextual(recorder, only):
                 out, rest = operators.forward(q, k, v, counts, *masks, 0.1, True)
                 d_left = rest if masked and counts is None else None
                 operators.backward(q, d_left, q, k, v, counts, *masks, out, rest, 0.1, True)
-            if size <= 128:
+            if size <= 64 or (size <= 128 and dtype == torch.bfloat16):
                 beta, total = torch.empty(2, 2, 300), torch.empty(2, 4, 300, dtype=torch.double) if masked else None
                 given = q, k, v, k, beta, total, *masks
                 path_operators.backward(q, *given, path_operators.forward(*given, 0.1), 0.1)

@@ -25,7 +25,11 @@ from .kernel_parts import LOG2E, NEG_INF, accumulate, store_rows, visible_keys
 
 @triton.jit
 def product(a, b, PRECISION: tl.constexpr):
-    return tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision=PRECISION)
+    """a @ b in float32, of factors rounded to PRECISION."""
+    if PRECISION == "bf16":
+        return tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16))
+    else:
+        return tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision=PRECISION)
 
 
 @triton.jit
@@ -366,15 +370,15 @@ def join_backward(
     left, given = below + 2 * n, below + (blocks >> (level - 1)) + n
     d = tl.arange(0, BLOCK_D)
     if is_right:
-        some = load_square(d_wholes, given, part[:, None], d[None, :], BLOCK_D)
-        other = load_square(wholes, left, d[None, :], d[:, None], BLOCK_D)  # transposed
+        some_rows = load_square(d_wholes, given, part[:, None], d[None, :], BLOCK_D)
+        added = some_rows - product(some_rows, load_square(wholes, left, d[None, :], d[:, None], BLOCK_D), PRECISION)
         to = d_wholes + (left + 1) * BLOCK_D * BLOCK_D + part[:, None] * BLOCK_D + d[None, :]
-        tl.store(to, tl.load(to) + some - product(some, other, PRECISION))
+        tl.store(to, tl.load(to) + added)
     else:
-        some = load_square(d_wholes, given, d[:, None], part[None, :], BLOCK_D)
-        other = load_square(wholes, left + 1, d[None, :], d[:, None], BLOCK_D)
-        to = d_wholes + left * BLOCK_D * BLOCK_D + d[:, None] * BLOCK_D + part[None, :]
-        tl.store(to, tl.load(to) + some - product(other, some, PRECISION))
+        columns = load_square(d_wholes, given, d[:, None], part[None, :], BLOCK_D)
+        right = load_square(wholes, left + 1, d[None, :], d[:, None], BLOCK_D)  # transposed
+        at = d_wholes + left * BLOCK_D * BLOCK_D + d[:, None] * BLOCK_D + part[None, :]
+        tl.store(at, tl.load(at) + columns - product(right, columns, PRECISION))
 
 
 @triton.jit
