@@ -89,7 +89,7 @@ def within_blocks(
     tl.store(at_block(k_moved, bh, block, sizes, N, BLOCK_D), k_tile - product(tl.trans(inner), w_tile, PRECISION))
     square = tl.arange(0, BLOCK_D)[:, None] * BLOCK_D + d[None, :]
     tl.store(wholes + (bh * sizes.nodes + block) * BLOCK_D * BLOCK_D + square, product(tl.trans(w_tile), reach, PRECISION))
-    for g in range(sizes.group):
+    for g in tl.range(0, sizes.group, num_stages=1):
         q_tile = load_block(q, b, h * sizes.group + g, start, sizes.length, d, D, N)
         dots = tl.where(i >= j, product(q_tile, tl.trans(w_tile), PRECISION), 0.0)
         s = product(q_tile, tl.trans(k_tile), PRECISION) - product(dots, inner, PRECISION)
@@ -158,7 +158,7 @@ def move_to_cuts(
                 whole = load_square(wholes, bh * sizes.nodes + first + n + 1, rows, columns, BLOCK_D)
                 tile -= product(tile, tl.trans(whole), PRECISION)
         first += count
-    for g in range(sizes.group):
+    for g in tl.range(0, sizes.group, num_stages=1):
         row = bh * sizes.group + g
         tile, first = tl.load(at_block(q_moved, row, block, sizes, N, BLOCK_D)), 0
         for level in range(sizes.levels):
@@ -173,14 +173,13 @@ def move_to_cuts(
 
 
 @triton.jit
-def cut_scores(s, tokens, total, bh, b, i, j, anchor, length, scale, OWN: tl.constexpr):
-    """Scaled scores [queries i, keys j], -inf where a key is invisible. total: float64 sums of log gates, [B, H, L], taken from that of
-    token `anchor`, near both or between them. OWN: queries and keys are of one block."""
+def cut_scores(s, tokens, total, bh, b, i, j, length, scale, OWN: tl.constexpr):
+    """Scaled scores [queries i, keys j], -inf where a key is invisible. total: float64 sums of log gates, [B, H, L], subtracted before they
+    are rounded. OWN: queries and keys are of one block."""
     if total is not None:
-        near = tl.load(total + bh * length + anchor)
-        of_q = (tl.load(total + bh * length + i, mask=i < length, other=0.0) - near).to(tl.float32)
-        of_k = (tl.load(total + bh * length + j, mask=j < length, other=0.0) - near).to(tl.float32)
-        s += of_q[:, None] - of_k[None, :]
+        of_q = tl.load(total + bh * length + i, mask=i < length, other=0.0)
+        of_k = tl.load(total + bh * length + j, mask=j < length, other=0.0)
+        s += (of_q[:, None] - of_k[None, :]).to(tl.float32)
     s *= scale
     if OWN or tokens.real is not None or tokens.ids is not None:
         s = tl.where(visible_keys(tokens, b, i, j, length, 0), s, NEG_INF)
@@ -203,7 +202,7 @@ def attend(
     m_i, l_i = tl.full([N], NEG_INF, tl.float32), tl.zeros([N], tl.float32)
     acc = tl.zeros([N, BLOCK_DV], tl.float32)
     s = tl.load(at_block(scores, bh, block, sizes, N, N))
-    s = cut_scores(s, tokens, total, bh, b, i, i, start, sizes.length, scale, True)
+    s = cut_scores(s, tokens, total, bh, b, i, i, sizes.length, scale, True)
     v_tile = load_tile(v_ptr, v.l, start, sizes.length, dv, DV, N, True)
     m_i, l_i, acc = accumulate(s, v_tile, m_i, l_i, acc, PRECISION)
     kv = b * (sizes.heads // sizes.group) + h // sizes.group
@@ -218,7 +217,7 @@ def attend(
                 k_tile = tl.load(at_block(k_cuts, level * sizes.rows_k + kv, block_k, sizes, N, BLOCK_D))
                 v_tile = load_tile(v_ptr, v.l, block_k * N, sizes.length, dv, DV, N, False)
                 s = tl.dot(q_tile, tl.trans(k_tile), input_precision=PRECISION)
-                s = cut_scores(s, tokens, total, bh, b, i, j, block_k * N + N - 1, sizes.length, scale, False)
+                s = cut_scores(s, tokens, total, bh, b, i, j, sizes.length, scale, False)
                 m_i, l_i, acc = accumulate(s, v_tile, m_i, l_i, acc, PRECISION)
     empty = l_i == 0.0
     sum_i = tl.where(empty, 1.0, l_i)
@@ -268,13 +267,13 @@ def attend_backward_q(
                 k_tile = tl.load(at_block(k_cuts, level * sizes.rows_k + kv, block_k, sizes, N, BLOCK_D))
                 v_tile = load_tile(v_ptr, v.l, block_k * N, sizes.length, dv, DV, N, False)
                 s = tl.dot(q_tile, tl.trans(k_tile), input_precision=PRECISION)
-                s = cut_scores(s, tokens, total, bh, b, i, j, block_k * N + N - 1, sizes.length, scale, False)
+                s = cut_scores(s, tokens, total, bh, b, i, j, sizes.length, scale, False)
                 dp = tl.dot(do_tile, tl.trans(v_tile), input_precision=PRECISION)
                 ds = tl.exp2((s - lse_i[:, None]) * LOG2E) * (dp - delta_i[:, None]) * scale
                 dq = tl.dot(ds.to(k_tile.dtype), k_tile, dq, input_precision=PRECISION)
     tl.store(at_block(dq_moved, bh, block, sizes, N, BLOCK_D), dq)
     s = tl.load(at_block(scores, bh, block, sizes, N, N))
-    s = cut_scores(s, tokens, total, bh, b, i, i, start, sizes.length, scale, True)
+    s = cut_scores(s, tokens, total, bh, b, i, i, sizes.length, scale, True)
     v_tile = load_tile(v_ptr, v.l, start, sizes.length, dv, DV, N, True)
     dp = tl.dot(do_tile, tl.trans(v_tile), input_precision=PRECISION)
     ds = tl.exp2((s - lse_i[:, None]) * LOG2E) * (dp - delta_i[:, None]) * scale
@@ -309,7 +308,7 @@ def attend_backward_k(
                 node = (kv * sizes.nodes + first + n + 1) * BLOCK_D * BLOCK_D
                 tl.atomic_add(d_wholes + node + square, -product(tl.trans(dk), k_tile, PRECISION), sem="relaxed")
                 dk -= product(dk, tl.load(wholes + node + square), PRECISION)
-            for g in range(sizes.group):
+            for g in tl.range(0, sizes.group, num_stages=1):
                 bh = kv * sizes.group + g
                 sums = tl.zeros([N], tl.float32)
                 right = (n + 1) << level
@@ -318,7 +317,7 @@ def attend_backward_k(
                     i = block_q * N + t
                     q_tile = tl.load(at_block(q_cuts, level * sizes.rows_q + bh, block_q, sizes, N, BLOCK_D))
                     s = tl.dot(q_tile, tl.trans(k_tile), input_precision=PRECISION)
-                    s = cut_scores(s, tokens, total, bh, b, i, j, start + N - 1, sizes.length, scale, False)
+                    s = cut_scores(s, tokens, total, bh, b, i, j, sizes.length, scale, False)
                     ds, dv_tile = key_gradients(
                         s, v_tile, d_out, lse, delta, dv_tile, bh, b, h + g, block_q * N, sizes.length, scale, dv, DV, N, PRECISION
                     )  # fmt: skip
@@ -327,10 +326,10 @@ def attend_backward_k(
                 if d_total is not None:
                     tl.atomic_add(d_total + bh * sizes.length + j, -sums, mask=j < sizes.length, sem="relaxed")
     tl.store(at_block(dk_moved, kv, block, sizes, N, BLOCK_D), dk)
-    for g in range(sizes.group):
+    for g in tl.range(0, sizes.group, num_stages=1):
         bh = kv * sizes.group + g
         s = tl.load(at_block(scores, bh, block, sizes, N, N))
-        s = cut_scores(s, tokens, total, bh, b, j, j, start, sizes.length, scale, True)
+        s = cut_scores(s, tokens, total, bh, b, j, j, sizes.length, scale, True)
         ds, dv_tile = key_gradients(
             s, v_tile, d_out, lse, delta, dv_tile, bh, b, h + g, start, sizes.length, scale, dv, DV, N, PRECISION
         )
@@ -396,7 +395,7 @@ def within_backward_q(
     d_reach, dk_tile, dw_tile = (
         tl.zeros([N, BLOCK_D], tl.float32), tl.zeros([N, BLOCK_D], tl.float32), tl.zeros([N, BLOCK_D], tl.float32)
     )  # fmt: skip
-    for g in range(sizes.group):
+    for g in tl.range(0, sizes.group, num_stages=1):
         row = bh * sizes.group + g
         q_tile = load_block(q, b, h * sizes.group + g, start, sizes.length, d, D, N)
         ds = tl.load(at_block(d_scores, row, block, sizes, N, N))
