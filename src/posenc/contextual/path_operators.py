@@ -115,7 +115,9 @@ def backward(
         of_q, *views = (make_view(x) for x in (q, k, w))
         of_heads = torch.empty_like(inverses), *(torch.empty_like(dk_moved) for _ in range(3))
         launches.within(kernels.within_backward_q, of_q, *views, beta, inverses, d_scores, dq_moved, *of_heads, dq)
-        launches.within(kernels.within_backward_k, *views, beta, inverses, *of_heads, dk_moved, d_wholes, dk, dw, d_beta)
+        launches.within(
+            kernels.within_backward_k, *views, beta, inverses, *of_heads, dk_moved, d_wholes, dk, dw, d_beta
+        )
     return grads
 
 
