@@ -7,6 +7,7 @@ Peers share the encoding's parameters, so that their gradients can be compared t
 from __future__ import annotations
 
 import importlib.metadata
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -265,7 +266,7 @@ def score_function(plan: Plan, q: Tensor, k: Tensor, copies: int):
     length = q.shape[2]
     scale = scale_of(plan) or q.shape[3] ** -0.5
     plan = plan.fold_query_shifts(q)
-    parts = []
+    parts: list[Callable] = []
     table = bias_by_distance(plan, torch.arange(1 - length, length, device=q.device))
     if table is not None and copies == 1:
         parts.append(lambda b, h, i, j: table[h, j - i + (length - 1)])
