@@ -145,16 +145,8 @@ def _memory(kind: str) -> int:
 
 def in_child(name: str, way: str, what: str, threads: int) -> int:
     command = [
-        sys.executable,
-        "-m",
-        "posenc.bench.accelerated",
-        "--memory",
-        name,
-        way,
-        what,
-        "--threads",
-        str(threads),
-    ]
+        sys.executable, "-m", "posenc.bench.accelerated", "--memory", name, way, what, "--threads", str(threads),
+    ]  # fmt: skip
     done = subprocess.run(
         command, env={**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}, capture_output=True, text=True, check=False
     )

@@ -249,16 +249,9 @@ def warm(cell: Cell) -> None:
 
 # ---- all of them ---------------------------------------------------------------------------------------------------
 def run(
-    cells: list[Cell],
-    device: str,
-    path: Path,
-    *,
-    machine: dict[str, Any],
-    limit: float | None = None,
-    budget: float = 1.0,
-    missing: bool = False,
-    show: Callable[[str, float], None] = lambda line, done: None,
-) -> dict[str, Any]:
+    cells: list[Cell], device: str, path: Path, *, machine: dict[str, Any], limit: float | None = None,
+    budget: float = 1.0, missing: bool = False, show: Callable[[str, float], None] = lambda line, done: None,
+) -> dict[str, Any]:  # fmt: skip
     """Measure the cells one by one, writing each to `path`; results there of the same machine are kept.
 
     limit: seconds after which no further cell starts; the rest is listed under "not run". With a limit, cells without a result

@@ -26,17 +26,8 @@ from .results import Mean, Results
 from .store import Store, write
 
 TEXT = (
-    "none",
-    "sinusoidal",
-    "learned",
-    "shaw",
-    "shaw:max_distance=2",
-    "clipped",
-    "t5",
-    "t5:max_distance=32",
-    "alibi",
-    "rope",
-)
+    "none", "sinusoidal", "learned", "shaw", "shaw:max_distance=2", "clipped", "t5", "t5:max_distance=32", "alibi", "rope",
+)  # fmt: skip
 EXTENDED = ("rope+linear:4", "rope+ntk:8", "rope+dynamic", "rope+yarn:4,beta_fast=4")
 CLEARLY = 0.05  # nats
 

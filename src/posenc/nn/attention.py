@@ -118,13 +118,8 @@ class Attention(nn.Module):
     def extra_repr(self) -> str:
         """The sizes, and the options that differ from their defaults."""
         options = {
-            "kv_heads": self.heads,
-            "causal": False,
-            "window": None,
-            "dropout": 0.0,
-            "engine": "auto",
-            "layer_idx": None,
-        }
+            "kv_heads": self.heads, "causal": False, "window": None, "dropout": 0.0, "engine": "auto", "layer_idx": None,
+        }  # fmt: skip
         given = [
             f"{name}={getattr(self, name)!r}" for name, default in options.items() if getattr(self, name) != default
         ]

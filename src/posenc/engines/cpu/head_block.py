@@ -91,17 +91,9 @@ class HeadBlock:
 
 
 def split_heads(
-    q: Tensor,
-    k: Tensor,
-    terms: Terms,
-    *,
-    memory: int,
-    rows: int = 0,
-    width: int = 0,
-    every: int = 0,
-    least: int = 1,
+    q: Tensor, k: Tensor, terms: Terms, *, memory: int, rows: int = 0, width: int = 0, every: int = 0, least: int = 1,
     stacked: bool = False,
-) -> Iterator[HeadBlock]:
+) -> Iterator[HeadBlock]:  # fmt: skip
     """Head blocks that need at most `memory` numbers at once (or have `least` heads).
 
     rows, width: of the dense mask of a head that needs one. every: numbers that each head needs besides.
