@@ -54,14 +54,17 @@ class Lookup:
         states: Tensor | None = None, dot_key: Tensor | None = None, add_value: Tensor | None = None,
         query_shift: Tensor | None = None,
     ):  # fmt: skip
-        # written out, as in Plan: a frozen dataclass's own sets each field by a call, and every layer makes one in each step
+        # as a dataclass does it, which compilers of PyTorch recognise, without a further call for the check
         if dot_query is None and (states is not None or query_shift is not None):
             name = "query_shift" if states is None else "states"
             raise ValueError(f"{name} goes with dot_query, which it is multiplied with; give dot_query too")
-        self.__dict__.update(
-            index=index, bias=bias, dot_query=dot_query, states=states, dot_key=dot_key, add_value=add_value,
-            query_shift=query_shift,
-        )  # fmt: skip
+        object.__setattr__(self, "index", index)
+        object.__setattr__(self, "bias", bias)
+        object.__setattr__(self, "dot_query", dot_query)
+        object.__setattr__(self, "states", states)
+        object.__setattr__(self, "dot_key", dot_key)
+        object.__setattr__(self, "add_value", add_value)
+        object.__setattr__(self, "query_shift", query_shift)
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """The tensors that are given, by name."""
@@ -71,7 +74,7 @@ class Lookup:
                 yield name, tensor
 
 
-@dataclass(frozen=True, init=False)
+@dataclass(frozen=True)
 class Plan:
     """One layer's positional terms; see the module's formula. Encodings make plans, engines run them.
 
@@ -98,17 +101,6 @@ class Plan:
     # after the engine
     sinks: Tensor | None = None  # [H]: one more logit of each query, without a value
     __repr__ = short_repr
-
-    def __init__(
-        self, positions: Positions, shift: Tensor | None = None, rotate: Rotation | None = None,
-        cosine: Tensor | None = None, append: tuple[Tensor, Tensor] | None = None, lookups: tuple[Lookup, ...] = (),
-        scale: float | Tensor | None = None, slopes: Tensor | None = None, decay: tuple[Tensor, Tensor] | None = None,
-        pair: Callable[[Tensor, Tensor], Tensor] | None = None, pair_axes: bool | None = None, sinks: Tensor | None = None,
-    ):  # fmt: skip
-        self.__dict__.update(
-            positions=positions, shift=shift, rotate=rotate, cosine=cosine, append=append, lookups=lookups, scale=scale,
-            slopes=slopes, decay=decay, pair=pair, pair_axes=pair_axes, sinks=sinks,
-        )  # fmt: skip
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Every tensor of the core, named, in a fixed order."""
@@ -144,6 +136,8 @@ class Plan:
 
     def with_rotation(self, rotation: Rotation) -> Plan:
         """The same plan with this rotation; called for every layer, and faster than `replace`."""
+        if torch.compiler.is_compiling():
+            return replace(self, rotate=rotation)
         new = object.__new__(type(self))
         new.__dict__.update(self.__dict__, rotate=rotation)
         return new
