@@ -29,6 +29,16 @@ from .printing import short_repr
 from .rotation import Rotation
 
 
+def _set_fields(made: object, **fields: object) -> None:
+    """The fields of a frozen dataclass, which its own __init__ sets one by one: every layer makes one in each step. Compilers of PyTorch
+    know that way alone; at another they begin a new graph."""
+    if not torch.compiler.is_compiling():
+        made.__dict__.update(fields)
+        return
+    for name, x in fields.items():
+        object.__setattr__(made, name, x)
+
+
 @dataclass(frozen=True, init=False)
 class Lookup:
     """Tables that one distance index reads: bias, dot_query, dot_key, add_value, in any combination.
@@ -54,17 +64,13 @@ class Lookup:
         states: Tensor | None = None, dot_key: Tensor | None = None, add_value: Tensor | None = None,
         query_shift: Tensor | None = None,
     ):  # fmt: skip
-        # as a dataclass does it, which compilers of PyTorch recognise, without a further call for the check
         if dot_query is None and (states is not None or query_shift is not None):
             name = "query_shift" if states is None else "states"
             raise ValueError(f"{name} goes with dot_query, which it is multiplied with; give dot_query too")
-        object.__setattr__(self, "index", index)
-        object.__setattr__(self, "bias", bias)
-        object.__setattr__(self, "dot_query", dot_query)
-        object.__setattr__(self, "states", states)
-        object.__setattr__(self, "dot_key", dot_key)
-        object.__setattr__(self, "add_value", add_value)
-        object.__setattr__(self, "query_shift", query_shift)
+        _set_fields(
+            self, index=index, bias=bias, dot_query=dot_query, states=states, dot_key=dot_key, add_value=add_value,
+            query_shift=query_shift,
+        )  # fmt: skip
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """The tensors that are given, by name."""
@@ -74,7 +80,7 @@ class Lookup:
                 yield name, tensor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Plan:
     """One layer's positional terms; see the module's formula. Encodings make plans, engines run them.
 
@@ -101,6 +107,17 @@ class Plan:
     # after the engine
     sinks: Tensor | None = None  # [H]: one more logit of each query, without a value
     __repr__ = short_repr
+
+    def __init__(
+        self, positions: Positions, shift: Tensor | None = None, rotate: Rotation | None = None,
+        cosine: Tensor | None = None, append: tuple[Tensor, Tensor] | None = None, lookups: tuple[Lookup, ...] = (),
+        scale: float | Tensor | None = None, slopes: Tensor | None = None, decay: tuple[Tensor, Tensor] | None = None,
+        pair: Callable[[Tensor, Tensor], Tensor] | None = None, pair_axes: bool | None = None, sinks: Tensor | None = None,
+    ):  # fmt: skip
+        _set_fields(
+            self, positions=positions, shift=shift, rotate=rotate, cosine=cosine, append=append, lookups=lookups,
+            scale=scale, slopes=slopes, decay=decay, pair=pair, pair_axes=pair_axes, sinks=sinks,
+        )  # fmt: skip
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Every tensor of the core, named, in a fixed order."""
