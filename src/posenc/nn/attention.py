@@ -85,9 +85,7 @@ class Attention(nn.Module):
             make_window(window)
         if isinstance(encoding, str):
             options: dict[str, Any] = causal_options(encoding) if causal else {}
-            if kv_heads != heads and "kv_heads" in options_of(
-                encoding
-            ):  # the encoding has a rotation for each key head
+            if kv_heads != heads and "kv_heads" in options_of(encoding):  # it has a rotation for each key head
                 options["kv_heads"] = kv_heads
             encoding = create(encoding, d_model=d_model, heads=heads, head_dim=head_dim, **options)
         elif not (encoding is None or isinstance(encoding, Encoding)):
