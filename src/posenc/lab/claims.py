@@ -285,9 +285,7 @@ them again and writes this page: some claims are arithmetic, the others are test
 
 def larger_models() -> list[str]:
     """Markdown: what the strongest run says of the claims on extrapolation, after each number of training steps."""
-    results = evidence.strongest()
-    task = evidence.text_task(results)
-    assert task is not None
+    results, task = evidence.strongest_text()
     steps, far = results.steps(task), max(task["test"])
     rows = [
         f"| {encoding} | " + " | ".join(f"{s.change} {s.outcome}" for s in found) + " |"

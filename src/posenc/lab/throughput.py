@@ -43,8 +43,7 @@ class TextbookShaw(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         ours, encoding = self.ours, self.ours.encoding
-        assert isinstance(encoding, posenc.Shaw)
-        assert encoding.keys is not None
+        assert isinstance(encoding, posenc.Shaw) and encoding.keys is not None
         q, k, v = (
             p(x).unflatten(-1, (ours.heads, ours.head_dim)).transpose(1, 2)
             for p in (ours.q_proj, ours.k_proj, ours.v_proj)

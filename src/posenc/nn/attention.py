@@ -342,8 +342,7 @@ def _cached_context(
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     """The cached keys and values of a context, and what is known of them."""
     k, v = slot.k, slot.v
-    assert k is not None
-    assert v is not None
+    assert k is not None and v is not None
     if k.shape[2] != length:
         raise ValueError(
             f"the cache holds {k.shape[2]} context keys, the context has {length}; "

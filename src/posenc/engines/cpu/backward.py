@@ -191,8 +191,7 @@ class HeadBlockGradients(BlockScores):
     def add_key_table_gradient(self) -> None:
         a, c = self.head_block.keys
         table = self.head_block.terms.table_k
-        assert self.key_ds is not None
-        assert table is not None
+        assert self.key_ds is not None and table is not None
         folded = self.key_ds.folded()
         falling = table.flip(1).expand(self.heads, -1, -1)
         for x in range(self.heads):  # no copy of the strided operand
