@@ -42,7 +42,7 @@ MOST = 1024  # keys that are remembered
 _programs: dict[tuple, Callable | None] = {}
 
 
-class Blocks(NamedTuple):
+class DescriptorArguments(NamedTuple):
     """What the launcher reads of a TensorDescriptor of the Gluon kernels, without its checks."""
 
     base: Tensor
@@ -113,7 +113,7 @@ class Recorder(TorchDispatchMode):
                 self._write_view(x)
             return self.names.get(id(x)) or self.constant(x)
         if type(x).__name__ == "TensorDescriptor":
-            return self.write(Blocks(x.base, list(x.shape), list(x.strides), x.padding))
+            return self.write(DescriptorArguments(x.base, list(x.shape), list(x.strides), x.padding))
         if isinstance(x, tuple) and hasattr(x, "_fields"):
             self.space[type(x).__name__] = type(x)
             return f"{type(x).__name__}({', '.join(map(self.write, x))})"
