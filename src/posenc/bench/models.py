@@ -131,24 +131,17 @@ def cpmant(rows: int, length: int) -> Made:
 
 
 def bert(rows: int, length: int) -> Made:
-    from transformers import BertConfig, BertModel
-
-    return BertModel(BertConfig(vocab_size=1000, num_hidden_layers=2)), padded(rows, length)
+    return make("BertModel", "BertConfig", padded(rows, length), vocab_size=1000, num_hidden_layers=2)
 
 
 def vit() -> Made:
-    from transformers import ViTConfig, ViTModel
-
-    return ViTModel(ViTConfig(num_hidden_layers=2)), pixels(2, 224)
+    return make("ViTModel", "ViTConfig", pixels(2, 224), num_hidden_layers=2)
 
 
 def rotary_speech(seconds: int) -> Made:
-    from transformers import Wav2Vec2ConformerConfig, Wav2Vec2ConformerModel
-
-    config = Wav2Vec2ConformerConfig(
-        num_hidden_layers=2, layerdrop=0.0, apply_spec_augment=False, position_embeddings_type="rotary"
-    )
-    return Wav2Vec2ConformerModel(config), {"input_values": torch.randn(1, 16000 * seconds)}
+    options = {"layerdrop": 0.0, "apply_spec_augment": False, "position_embeddings_type": "rotary"}
+    inputs = waveform(seconds)
+    return make("Wav2Vec2ConformerModel", "Wav2Vec2ConformerConfig", inputs, num_hidden_layers=2, **options)
 
 
 def conformer(seconds: int, kind: str) -> Made:

@@ -198,16 +198,9 @@ def run_backward(
     terms = _make_terms(launch, x, num, kind)
     if x.value is not None:
         d_mass = band_from_states(
-            launch,
-            do,
-            x.value,
-            heads,
-            num.mass_lo,
-            num.mass_hi,
-            num.offset,
-            rounded=kind.startswith("wide"),
+            launch, do, x.value, heads, num.mass_lo, num.mass_hi, num.offset, rounded=kind.startswith("wide"),
             wide=kind.startswith("wide"),
-        )
+        )  # fmt: skip
         terms = terms._replace(mass=d_mass)
     table = x.table.to(q.dtype) if needs_rows else None
     d_terms = Grads(None, d_cols, d_bias, grads["slopes"], grads["scales"], grads["decay_k"], grads["decay_q"])
