@@ -56,6 +56,8 @@ KNOWN = frozenset(
     )
 )  # fmt: skip
 """Further arguments that are read here, or that change nothing."""
+ALWAYS_WANTS = frozenset(("transformers.models.bridgetower.modeling_bridgetower",))
+"""Files whose models return attention weights without a request, and do not pass one on."""
 
 
 def attention(
@@ -81,7 +83,7 @@ def attention(
             position_bias = position_bias[..., : query.shape[2]]
     if kwargs.get("indices") is not None or kwargs.get("block_indices") is not None:
         attention_mask = _selected(module, query, key, attention_mask, kwargs)
-    wants = bool(kwargs.get("output_attentions")) or are_collected()
+    wants = bool(kwargs.get("output_attentions")) or are_collected() or type(module).__module__ in ALWAYS_WANTS
     make = None
     if layer is not None:
         make = layer.plan_of(module, position_bias, scaling, query, {**kwargs, "attention_mask": attention_mask})
