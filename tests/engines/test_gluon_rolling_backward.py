@@ -24,7 +24,7 @@ DEFAULTS = rolling_backward_launch.RollingSchedule()
 
 @pytest.fixture(scope="module")
 def kernel():
-    return gluon_emulator.load("rolling_backward_prepare.py", "rolling_backward.py", "rolling_backward_keys.py")
+    return gluon_emulator.load("rolling_prepare.py", "rolling_backward.py", "rolling_backward_keys.py")
 
 
 def check(

@@ -95,7 +95,8 @@ def compile_variant(size, terms, masks, window, backward, dtype=torch.bfloat16):
         return next(one for one in made if one[0].metadata.name == "backward_content")
     if backward and "every" in terms:
         rolling_backward_launch.run_backward(record, q, None, q, lse, inputs, numbers, 0.125, q, q, q)
-        return made[-1] if "keys" in terms else made[2]
+        name = "backward_rolling_keys" if "keys" in terms else "backward_rolling"
+        return next(one for one in made if one[0].metadata.name == name)
     if backward:
         backward_launch.run_backward(record, q, None, q, lse, inputs, numbers, 0.125, q, q, q, True, True)
         return made[1]  # between what runs before and after it
@@ -112,8 +113,8 @@ def row_width(size, terms):
 def count_products(size, terms, backward):
     """Products of 16 channels or keys in a far and in a near tile."""
     far = (16 if size == 64 else 20) if backward else 12
-    if backward and "every" in terms:
-        far = 24 if "keys" in terms else 20
+    if "every" in terms:  # one of them, or with keys two, for the bias
+        far = 26 if "keys" in terms else 21 if backward else 13
     if backward or "table" not in terms or "every" in terms:
         return far, far
     width = row_width(size, terms)
