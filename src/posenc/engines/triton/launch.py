@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ...core.constants import constant
+from ...core.launches import is_recording
 from .. import gluon
 from . import schedule
 from .alignment import align_rows
@@ -53,7 +54,12 @@ def run_forward(
         return out, lse, mass
     if k_length == 0:
         return out.zero_(), lse.fill_(float("inf")), mass
-    if gluon.refuse(x, num, scale, dropout) is None:
+    if is_recording():  # and so nothing is computed: what texts of other lengths would launch is compiled with this one
+        if (gluon.refuse_any_size(x, num, scale, dropout) or gluon.refuse_slower(x, num)) is None:
+            from ..gluon.launch import record_forward
+
+            record_forward(launch, x, num, scale, out, lse)
+    elif gluon.refuse(x, num, scale, dropout) is None:
         from ..gluon.launch import run_forward as run_gluon
 
         return run_gluon(launch, x, num, scale, out, lse)
