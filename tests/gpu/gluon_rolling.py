@@ -135,7 +135,7 @@ class Call:
         from posenc.engines.gluon import rolling_backward_launch
 
         def launch(kernel, *args, **options):
-            if kernel.__name__ in ("prepare", "prepare_rolling", name):
+            if kernel.__name__ in ("prepare", "prepare_rolling", "split_bias", name):
                 self.launch(kernel, *args, **options)
 
         grads = [torch.empty_like(y) for y in (self.q, self.k, self.v)]
