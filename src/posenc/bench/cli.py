@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> int:
     add("--only", nargs="+", metavar="PATTERN", help="uses: the cells whose names match or contain one of these")
     add("--missing", action="store_true", help="uses: only cells without a result in the file")
     add("--seconds", type=float, metavar="SECONDS", help="uses: start no cell after this time (cuda: 450); cells without a "
-        "result come first, then the oldest")  # fmt: skip
+        "result come first, then what misses its goal, then the oldest")  # fmt: skip
     add("--part", metavar="K/N", help="uses: every Nth cell from the Kth on")
     add(
         "--warm",

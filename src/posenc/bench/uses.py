@@ -27,6 +27,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
 
@@ -261,8 +262,9 @@ def run(
 ) -> dict[str, Any]:
     """Measure the cells one by one, writing each to `path`; results there of the same machine are kept.
 
-    limit: seconds after which no further cell starts; the rest is listed under "not run". With a limit, cells without a result
-    come first and then those whose results are oldest: run it again until no cell is left.
+    limit: seconds after which no further cell starts; the rest is listed under "not run" and keeps an earlier result with its date.
+    With a limit, cells without a result come first, then the oldest, of one day those first that miss their goal: run it again until
+    no cell is left.
     """
     result = load(path)
     if result.get("device") != device or not is_same_machine(result.get("machine", {}), machine, device):
@@ -272,7 +274,7 @@ def run(
     if missing:
         cells = [cell for cell in cells if "ratio" not in known.get(cell.name, {})]
     if limit is not None:
-        cells = sorted(cells, key=lambda cell: _measured(known.get(cell.name, {}), result))
+        cells = sorted(cells, key=lambda cell: _turn(known.get(cell.name, {}), result))
     began, left = time.monotonic(), []
     gc.collect()
     gc.freeze()  # what is loaded stays: collections between cells need not look at it
@@ -310,6 +312,19 @@ def is_same_machine(one: dict[str, Any], other: dict[str, Any], device: str) -> 
     """On a GPU whatever the number of CPU threads."""
     ignored = () if device == "cpu" else ("threads",)
     return {**one, **dict.fromkeys(ignored)} == {**other, **dict.fromkeys(ignored)}
+
+
+def _turn(record: dict[str, Any], result: dict[str, Any]) -> str:
+    """When a cell was measured, "" where there is no figure; of those of one day, what misses its goal comes first."""
+    measured = _measured(record, result)
+    if not measured or not misses_goal(record):
+        return measured
+    return str(datetime.fromisoformat(measured) - timedelta(days=1))[: len(measured)]
+
+
+def misses_goal(record: dict[str, Any]) -> bool:
+    """Of a cell with a result: by its ratio, or by its time above the floor where it has a goal of its own."""
+    return record["above_us"] > record["goal_us"] if "goal_us" in record else record["ratio"] > GOAL
 
 
 def _measured(record: dict[str, Any], result: dict[str, Any]) -> str:
@@ -392,7 +407,7 @@ def summary(result: dict[str, Any]) -> str:
             f"not run, for lack of time: {len(result['not run'])} cells ({', '.join(result['not run'][:6])}, ..)"
         )
     for name, record in cells.items():
-        if record.get("above_us", 0.0) > record.get("goal_us", math.inf):
+        if "goal_us" in record and misses_goal(record):
             lines.append(f"above the goal: {line(name, record)}")
     if ranked:
         over = [name for ratio, name in ranked if ratio > GOAL]

@@ -21,10 +21,7 @@ import triton
 import triton.language as tl
 
 from ..engines.triton.tiles import load_tile, matmul
-from .kernel_parts import add_rows, begin, last_tile, store_rows, visible_keys
-
-NEG_INF = tl.constexpr(float("-inf"))
-LOG2E = tl.constexpr(1.4426950408889634)
+from .kernel_parts import LOG2E, NEG_INF, accumulate, add_rows, begin, last_tile, store_rows, visible_keys
 
 
 @triton.jit
@@ -84,16 +81,6 @@ def forward_kernel(
     store_rows(out, at, inside, dv, DV, acc / total[:, None])
     # +inf for a fully masked query: its probabilities are zero in the backward pass
     tl.store(lse + at, tl.where(empty, float("inf"), m_i + tl.log(total)), mask=inside)
-
-
-@triton.jit
-def accumulate(s, v_tile, m_i, l_i, acc):
-    """The online softmax."""
-    m_new = tl.maximum(m_i, tl.max(s, 1))
-    top = tl.where(m_new == NEG_INF, 0.0, m_new)
-    weights = tl.exp2((s - top[:, None]) * LOG2E)
-    share = tl.exp2((m_i - top) * LOG2E)
-    return m_new, l_i * share + tl.sum(weights, 1), matmul(weights.to(v_tile.dtype), v_tile, acc * share[:, None])
 
 
 @triton.jit(do_not_specialize=["heads", "group", "q_length", "k_length", "n_counts"])
