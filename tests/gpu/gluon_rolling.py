@@ -25,7 +25,7 @@ ROWS = (  # batch, heads, length, masks
 )  # fmt: skip
 LONGEST_PAIR = 2048  # the Triton pair is timed up to this length, with --pair
 SCHEDULES = (
-    {"add": 0}, {"turns": True}, {"key_turns": True}, {"key_turns": True, "key_stages": 3}, {"key_turns": True, "key_ring": 7}, {"key_stages": 3},
+    {"add": 0}, {"turns": False}, {"key_turns": False},
 )  # fmt: skip
 
 
@@ -81,7 +81,7 @@ def make_plan(heads, lq, lk, bias):
 def release(enabled=True):
     from posenc.engines import gluon
 
-    gluon.SHORTEST_CONTENT_BACKWARD = 1 if enabled else 1 << 30
+    gluon._failures[:] = [] if enabled else ["the pair is asked for"]
     gluon.FEWEST = gluon.SHORTEST = 1
     gluon.give_up = fail
 

@@ -27,12 +27,12 @@ class RollingSchedule(NamedTuple):
     stages: int = 4  # tiles of keys and values
     ring: int = 6  # chunks of the table
     registers: tuple[int, int, int] = (208, 72, 24)  # of a consumer, the adder and the producer
-    turns: bool = False  # whether consumers take turns on the tensor cores
+    turns: bool = True  # whether consumers take turns on the tensor cores
     add: int = 1  # 0: without the table's sums in memory, to find out what they cost
     key_stages: int = 4  # the same for dk and dv: tiles of queries
     key_ring: int = 6
     key_registers: tuple[int, int] = (240, 24)
-    key_turns: bool = False
+    key_turns: bool = True
 
 
 def run_backward(
