@@ -521,6 +521,12 @@ def group_replay():
     replayed = attend(x, y, z, engine="triton")
     forget()
     assert torch.equal(replayed, attend(x, y, z, engine="triton"))
+    forget()
+    slopes, x = torch.rand(1), x.requires_grad_()
+    for start in (7, 7, 0):  # recorded, then equal but for the distances
+        shifted = attend(x, y, z, Plan(Positions((start, 16), 16), slopes=slopes), engine="triton")
+    forget()
+    assert torch.equal(shifted, attend(x, y, z, Plan(Positions(16), slopes=slopes), engine="triton"))
     check_tables()
 
 

@@ -25,7 +25,7 @@ ROWS = (  # batch, heads, length, masks
 )  # fmt: skip
 LONGEST_PAIR = 2048  # the Triton pair is timed up to this length, with --pair
 SCHEDULES = (
-    {"add": 0}, {"turns": False}, {"key_turns": False},
+    {"add": 0}, {"add": 2}, {"add": 3}, {"turns": False}, {"key_turns": False},
 )  # fmt: skip
 
 
