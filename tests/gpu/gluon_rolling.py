@@ -29,6 +29,9 @@ SCHEDULES = (
 )  # fmt: skip
 
 
+DEPTHS = ((4, 6, False), (5, 6, True), (4, 8, True), (3, 5, True))  # stages, ring and turns of the forward pass
+
+
 def checks(only):
     groups = []
     for bias, flags in product((True, False), FLAGS):  # a group compiles one variant
@@ -62,7 +65,8 @@ def warm_ups(jobs):
         ("padding" in job["masks"], "no bias" in job["masks"], job["pair"] and job["length"]): job
         for job in reversed(small)
     }
-    return [[job] for job in found.values()], [[{**job, "schedule": x}] for job in small[:1] for x in SCHEDULES]
+    variants = [{"schedule": x} for x in SCHEDULES] + [{"depth": x} for x in DEPTHS]
+    return [[job] for job in found.values()], [[{**job, **x}] for job in small[:1] for x in variants]
 
 
 # ---- in a process of its own ------------------------------------------------------------------------------------------
@@ -127,6 +131,14 @@ class Call:
             return {
                 name: finish_gradient(self.launch, y, getattr(self.x, name)) for name, y in zip(GRADIENTS, found) if y is not None
             }  # fmt: skip
+
+    def run_forward(self, depth):
+        import torch
+
+        from posenc.engines.gluon.rolling_launch import Depth, run_forward
+
+        with torch.no_grad():
+            run_forward(self.launch, self.x, self.num, self.scale, self.out, self.lse, Depth(*depth))
 
     def run_kernel(self, name, schedule=None):
         """One kernel, and what prepares it."""
@@ -202,6 +214,9 @@ def make_call(job):
 
 def warm_up(job):
     call = make_call(job)
+    if "depth" in job:
+        call.run_forward(job["depth"])
+        return {}
     if "schedule" in job:
         call.run_kernel(kernel_of(job["schedule"]), job["schedule"])
         return {}
@@ -266,6 +281,8 @@ def times(job):
         yield kernel, hopper.time_graph(lambda: call.run_kernel(kernel))  # noqa: B023
     for schedule in SCHEDULES if job["schedules"] else ():
         yield str(schedule), hopper.time_graph(lambda: call.run_kernel(kernel_of(schedule), schedule))  # noqa: B023
+    for depth in DEPTHS if job["schedules"] else ():
+        yield f"forward {depth}", hopper.time_graph(lambda: call.run_forward(depth))  # noqa: B023
 
 
 def profile(seconds):
