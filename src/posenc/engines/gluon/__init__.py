@@ -5,7 +5,7 @@
     rolling, rolling_launch         the same where the term has a row for every visible distance
     backward, backward_prepare, backward_launch     the backward pass, with five products; what runs before and after it
     content_backward, content_prepare, content_launch     the same with content terms
-    rolling_backward, rolling_backward_keys, _prepare, _launch     the same where the term has a row for every visible distance
+    rolling_backward, rolling_backward_keys, rolling_prepare, rolling_backward_launch     the same where the term has a row for every visible distance
 
 `refuse` and `refuse_backward` say where they do not apply; the triton engine's own kernels run there. Either backward pass needs
 nothing but out and the log-sum-exp. Gluon promises nothing from one Triton release to the next, so only tested ones are used.
@@ -34,7 +34,7 @@ FEWEST_PLAIN = 256  # as measured: 64 x 12 x 128 tokens in 35 µs against 53, 16
 SHORTEST_CONTENT = 2048  # keys: of shorter texts most tiles are near ones, and the other kernel's are smaller
 SMALLEST = 2.0**-40
 SHORTEST_BACKWARD = 2048  # as measured
-SHORTEST_CONTENT_BACKWARD = 4096  # as measured
+SHORTEST_CONTENT_BACKWARD = 4096  # as measured; over every distance from SHORTEST on
 WIDE_OF_128 = False  # content terms over wide spans, heads of 128, in the backward pass: compared on a card, not timed
 MOST_SUMS = 1 << 27  # float32 numbers of content_backward.py's outer
 MOST = 1 << 20  # blocks of keys in the backward pass: their order is made on the host
@@ -137,7 +137,7 @@ def refuse_rolling_backward(x: Inputs, num: Numbers, scale: float, dropout: floa
         return "it needs a table for each head"
     if bad_strides(do):
         return "the copy engine cannot read the output's gradient"
-    return refuse_rolling(x, num, scale, dropout) or refuse_short(x)
+    return refuse_rolling(x, num, scale, dropout)
 
 
 def refuse_short(x: Inputs) -> str | None:
