@@ -122,11 +122,17 @@ def refuse_short(x: Inputs) -> str | None:
 
 def spans_all(x: Inputs, num: Numbers) -> bool:
     """Whether the content term has a row of its own for every visible distance."""
+    first, last = visible_distances(x, num)
+    return num.rows_lo <= first and last <= num.rows_hi
+
+
+def visible_distances(x: Inputs, num: Numbers) -> tuple[int, int]:
+    """The first and the last distance that limits leave visible, without a start for each row."""
     q_length, k_length = x.q.shape[2], x.k.shape[2]
     first, last = 1 - q_length, k_length - 1
     first = first if num.left < 0 else max(first, k_length - q_length - num.left)
     last = last if num.right < 0 else min(last, k_length - q_length + num.right)
-    return num.rows_lo <= first + num.offset and last + num.offset <= num.rows_hi
+    return first + num.offset, last + num.offset
 
 
 def refuse_slower(x: Inputs, num: Numbers) -> str | None:
