@@ -16,11 +16,14 @@ from __future__ import annotations
 import re
 import warnings
 from importlib import metadata
+from typing import TYPE_CHECKING
 
 import torch
 
-from ..triton.arguments import Inputs, Numbers
 from ..triton.device import capability
+
+if TYPE_CHECKING:
+    from ..triton.arguments import Inputs, Numbers
 
 TESTED = ("3.6",)
 DTYPES = (torch.bfloat16, torch.float16)
@@ -77,6 +80,10 @@ def refuse_window(x: Inputs, num: Numbers, scale: float, dropout: float) -> str 
         if x.starts is not None or (-num.cols_hi, -num.cols_lo) != (num.rows_lo, num.rows_hi):
             return "a content term of the keys must have the distances of the queries' term, and no start for each row"
         reads = reads | {"key_table"}
+    if x.value is not None:
+        if x.starts is not None or x.q.shape[3] != 64 or x.key_table is not None:
+            return "a value term needs heads of 64, no content term of the keys and no start for each row"
+        reads = reads | {"value"}
     reason = refuse_device(x.q.device) or refuse_call(x, num, scale, dropout, reads) or refuse_slower(x, num)
     if reason is not None:
         return reason

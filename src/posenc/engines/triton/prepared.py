@@ -89,7 +89,7 @@ def find(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> Call | None:
     tensors = collect(q, k, v, lowered.plan, lowered.mask)
     graph = torch.is_grad_enabled()
     key = (
-        lowered.facts, lowered.dropout, lowered.scale, torch.are_deterministic_algorithms_enabled(),
+        lowered.facts, lowered.plan.positions.offset, lowered.dropout, lowered.scale, torch.are_deterministic_algorithms_enabled(),
         tuple([x.index for x in lowered.plan.lookups]), describe(tensors),
         tuple([graph and x is not None and x.requires_grad for x in tensors]),
     )  # fmt: skip
