@@ -69,7 +69,7 @@ def test_lengths(kernel, monkeypatch, lengths, causal):
     check(kernel, monkeypatch, "bias", causal, lengths, start=max(lengths[1] - lengths[0], 0))
 
 
-@pytest.mark.parametrize("tile", [(64, 4, False), (128, 3, True, 3)])
+@pytest.mark.parametrize("tile", [(64, 4, False), (128, 3, True, 3), (128, 4, True, 0, 2)])
 def test_tiles(kernel, monkeypatch, tile):
     tile = gluon_launch.PlainTile(*tile)
     check(kernel, monkeypatch, "bias", True, (400, 450), 7, heads=(4, 2), batch=2, tile=tile, programs=5)
@@ -171,7 +171,31 @@ def test_it_leaves_what_it_is_slower_at():
     ],
 )  # fmt: skip
 def test_it_names_what_it_cannot(options, reason):
-    assert reason in gluon.refuse_call(*given(**options))
+    arguments = given(**options)
+    assert reason in (gluon.refuse_call(*arguments) or gluon.refuse_size(arguments[0]))
+
+
+def test_short_texts_run_where_they_are_many():
+    """As measured: without content terms from 64 tokens on, where blocks of 192 queries fill the device twice."""
+    for batch, length, reason in (
+        (128, 64, None),
+        (128, 128, None),
+        (127, 128, "needs 256 blocks"),
+        (128, 63, "needs 64"),
+        (32, 512, None),
+    ):
+        found = gluon.refuse_plain_size(given(length, length, batch=batch)[0])
+        assert found is None if reason is None else reason in found
+    assert [gluon_launch.choose_tile(64, length).consumers for length in (64, 128, 129, 192, 193, 256, 257, 512)] == [
+        2,
+        2,
+        3,
+        3,
+        2,
+        2,
+        3,
+        3,
+    ]
 
 
 def test_dropout_and_strides_are_refused():

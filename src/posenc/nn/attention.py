@@ -172,8 +172,7 @@ class Attention(nn.Module):
             if mask is None and key_mask is None and documents is None and (slot is None or not slot.marks):
                 if not encoding.keeps:
                     return plain_forward.forward(self, x, slot, {})
-            # on a GPU too where positions are added to x: they are counted without reading them
-            elif (x.is_cpu or encoding.embeds) and not encoding.keeps and not torch.compiler.is_compiling():
+            elif not encoding.keeps and not torch.compiler.is_compiling():
                 if not (encoding.absolute and encoding.acts_inside) and not encoding.length_dependent:
                     masks = resolve_masks(x, slot, key_mask, documents, mask)
                     if masks is not None:
