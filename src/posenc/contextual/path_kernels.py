@@ -81,15 +81,20 @@ def within_blocks(
     """One block of one key head and its query heads. beta [B, Hkv, L], scores [B, H, blocks, N, N], q_moved, k_moved, inverses
     [B, Hkv, blocks, N, N]: float32."""
     bh, b, h, block, start, i, j, d = own_block(sizes, BLOCK_D, N)
-    k_tile, w_tile = load_block(k, b, h, start, sizes.length, d, D, N), load_block(w, b, h, start, sizes.length, d, D, N)
+    k_tile, w_tile = (
+        load_block(k, b, h, start, sizes.length, d, D, N),
+        load_block(w, b, h, start, sizes.length, d, D, N),
+    )
     overlap, scaled, inner, reach, inverse = solve_block(
         k_tile, w_tile, beta, None, bh, start, sizes.length, sizes.blocks, block, i, j, N, PRECISION
     )
     tl.store(at_block(inverses, bh, block, sizes, N, N), inverse)
     tl.store(at_block(k_moved, bh, block, sizes, N, BLOCK_D), k_tile - product(tl.trans(inner), w_tile, PRECISION))
     square = tl.arange(0, BLOCK_D)[:, None] * BLOCK_D + d[None, :]
-    tl.store(wholes + (bh * sizes.nodes + block) * BLOCK_D * BLOCK_D + square, product(tl.trans(w_tile), reach, PRECISION))
-    for g in range(sizes.group):
+    tl.store(
+        wholes + (bh * sizes.nodes + block) * BLOCK_D * BLOCK_D + square, product(tl.trans(w_tile), reach, PRECISION)
+    )
+    for g in tl.range(0, sizes.group, num_stages=1):
         q_tile = load_block(q, b, h * sizes.group + g, start, sizes.length, d, D, N)
         dots = tl.where(i >= j, product(q_tile, tl.trans(w_tile), PRECISION), 0.0)
         s = product(q_tile, tl.trans(k_tile), PRECISION) - product(dots, inner, PRECISION)
@@ -158,7 +163,7 @@ def move_to_cuts(
                 whole = load_square(wholes, bh * sizes.nodes + first + n + 1, rows, columns, BLOCK_D)
                 tile -= product(tile, tl.trans(whole), PRECISION)
         first += count
-    for g in range(sizes.group):
+    for g in tl.range(0, sizes.group, num_stages=1):
         row = bh * sizes.group + g
         tile, first = tl.load(at_block(q_moved, row, block, sizes, N, BLOCK_D)), 0
         for level in range(sizes.levels):
@@ -173,14 +178,13 @@ def move_to_cuts(
 
 
 @triton.jit
-def cut_scores(s, tokens, total, bh, b, i, j, anchor, length, scale, OWN: tl.constexpr):
-    """Scaled scores [queries i, keys j], -inf where a key is invisible. total: float64 sums of log gates, [B, H, L], taken from that of
-    token `anchor`, near both or between them. OWN: queries and keys are of one block."""
+def cut_scores(s, tokens, total, bh, b, i, j, length, scale, OWN: tl.constexpr):
+    """Scaled scores [queries i, keys j], -inf where a key is invisible. total: float64 sums of log gates, [B, H, L], subtracted before they
+    are rounded. OWN: queries and keys are of one block."""
     if total is not None:
-        near = tl.load(total + bh * length + anchor)
-        of_q = (tl.load(total + bh * length + i, mask=i < length, other=0.0) - near).to(tl.float32)
-        of_k = (tl.load(total + bh * length + j, mask=j < length, other=0.0) - near).to(tl.float32)
-        s += of_q[:, None] - of_k[None, :]
+        of_q = tl.load(total + bh * length + i, mask=i < length, other=0.0)
+        of_k = tl.load(total + bh * length + j, mask=j < length, other=0.0)
+        s += (of_q[:, None] - of_k[None, :]).to(tl.float32)
     s *= scale
     if OWN or tokens.real is not None or tokens.ids is not None:
         s = tl.where(visible_keys(tokens, b, i, j, length, 0), s, NEG_INF)
@@ -188,25 +192,32 @@ def cut_scores(s, tokens, total, bh, b, i, j, anchor, length, scale, OWN: tl.con
 
 
 @triton.jit
+def own_queries(sizes, N: tl.constexpr):
+    """This program's row of [B · H], batch row, head, row of [B · Hkv] and block of queries, the longest rows first; the first of them, all of
+    them, and their numbers in [B, H, L]."""
+    pid = tl.program_id(0)
+    bh, block = (pid // sizes.blocks).to(tl.int64), sizes.blocks - 1 - pid % sizes.blocks
+    i = block * N + tl.arange(0, N)
+    return (
+        bh, bh // sizes.heads, bh % sizes.heads, bh // sizes.group, block, block * N, i, bh * sizes.length + tl.minimum(i, sizes.length - 1)
+    )  # fmt: skip
+
+
+@triton.jit
 def attend(
     scores, q_cuts, k_cuts, v, tokens, total, out, lse, scale, sizes,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One block of queries of one head, the longest rows first. out [B, H, L, DV], lse [B, H, L] float32."""
-    pid = tl.program_id(0)
-    bh, block = (pid // sizes.blocks).to(tl.int64), sizes.blocks - 1 - pid % sizes.blocks
-    b, h = bh // sizes.heads, bh % sizes.heads
-    t, d, dv = tl.arange(0, N), tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
-    start = block * N
-    i = start + t
+    """One block of queries of one head. out [B, H, L, DV], lse [B, H, L] float32."""
+    bh, b, h, kv, block, start, i, at = own_queries(sizes, N)
+    dv = tl.arange(0, BLOCK_DV)
     v_ptr = v.ptr + b * v.b + h // sizes.group * v.h
     m_i, l_i = tl.full([N], NEG_INF, tl.float32), tl.zeros([N], tl.float32)
     acc = tl.zeros([N, BLOCK_DV], tl.float32)
     s = tl.load(at_block(scores, bh, block, sizes, N, N))
-    s = cut_scores(s, tokens, total, bh, b, i, i, start, sizes.length, scale, True)
+    s = cut_scores(s, tokens, total, bh, b, i, i, sizes.length, scale, True)
     v_tile = load_tile(v_ptr, v.l, start, sizes.length, dv, DV, N, True)
     m_i, l_i, acc = accumulate(s, v_tile, m_i, l_i, acc, PRECISION)
-    kv = b * (sizes.heads // sizes.group) + h // sizes.group
     for level in range(sizes.levels):
         n = block >> level
         if n % 2 == 1:
@@ -214,15 +225,14 @@ def attend(
             left = (n - 1) << level
             for step_k in range((n << level) - left):
                 block_k = left + step_k
-                j = block_k * N + t
+                j = block_k * N + tl.arange(0, N)
                 k_tile = tl.load(at_block(k_cuts, level * sizes.rows_k + kv, block_k, sizes, N, BLOCK_D))
                 v_tile = load_tile(v_ptr, v.l, block_k * N, sizes.length, dv, DV, N, False)
                 s = tl.dot(q_tile, tl.trans(k_tile), input_precision=PRECISION)
-                s = cut_scores(s, tokens, total, bh, b, i, j, block_k * N + N - 1, sizes.length, scale, False)
+                s = cut_scores(s, tokens, total, bh, b, i, j, sizes.length, scale, False)
                 m_i, l_i, acc = accumulate(s, v_tile, m_i, l_i, acc, PRECISION)
     empty = l_i == 0.0
     sum_i = tl.where(empty, 1.0, l_i)
-    at = bh * sizes.length + tl.minimum(i, sizes.length - 1)
     store_rows(out, at, i < sizes.length, dv, DV, acc / sum_i[:, None])
     # +inf for a fully masked query: its probabilities are zero in the backward pass
     tl.store(lse + at, tl.where(empty, float("inf"), m_i + tl.log(sum_i)), mask=i < sizes.length)
@@ -234,20 +244,16 @@ def attend_backward_q(
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One block of queries of one head, from the last cut to the block itself: d_scores, dq_moved, delta stored, d_wholes added to."""
-    pid = tl.program_id(0)
-    bh, block = (pid // sizes.blocks).to(tl.int64), sizes.blocks - 1 - pid % sizes.blocks
-    b, h = bh // sizes.heads, bh % sizes.heads
-    t, d, dv = tl.arange(0, N), tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
-    start = block * N
-    i = start + t
-    at = bh * sizes.length + tl.minimum(i, sizes.length - 1)
+    bh, b, h, kv, block, start, i, at = own_queries(sizes, N)
+    d, dv = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
     v_ptr = v.ptr + b * v.b + h // sizes.group * v.h
     do_tile = load_tile(d_out.ptr + b * d_out.b + h * d_out.h, d_out.l, start, sizes.length, dv, DV, N, True)
-    out_tile = tl.load(out + at[:, None] * DV + dv[None, :], mask=(i < sizes.length)[:, None] & (dv < DV)[None, :], other=0.0)
+    out_tile = tl.load(
+        out + at[:, None] * DV + dv[None, :], mask=(i < sizes.length)[:, None] & (dv < DV)[None, :], other=0.0
+    )
     delta_i = tl.sum(do_tile.to(tl.float32) * out_tile.to(tl.float32), 1)
     tl.store(delta + at, delta_i, mask=i < sizes.length)
     lse_i = tl.load(lse + at, mask=i < sizes.length, other=float("inf"))
-    kv = b * (sizes.heads // sizes.group) + h // sizes.group
     square = tl.arange(0, BLOCK_D)[:, None] * BLOCK_D + d[None, :]
     dq = tl.zeros([N, BLOCK_D], tl.float32)
     first = first_node(sizes.levels, sizes.blocks)
@@ -264,17 +270,17 @@ def attend_backward_q(
             left = (n - 1) << level
             for step_k in range((n << level) - left):
                 block_k = left + step_k
-                j = block_k * N + t
+                j = block_k * N + tl.arange(0, N)
                 k_tile = tl.load(at_block(k_cuts, level * sizes.rows_k + kv, block_k, sizes, N, BLOCK_D))
                 v_tile = load_tile(v_ptr, v.l, block_k * N, sizes.length, dv, DV, N, False)
                 s = tl.dot(q_tile, tl.trans(k_tile), input_precision=PRECISION)
-                s = cut_scores(s, tokens, total, bh, b, i, j, block_k * N + N - 1, sizes.length, scale, False)
+                s = cut_scores(s, tokens, total, bh, b, i, j, sizes.length, scale, False)
                 dp = tl.dot(do_tile, tl.trans(v_tile), input_precision=PRECISION)
                 ds = tl.exp2((s - lse_i[:, None]) * LOG2E) * (dp - delta_i[:, None]) * scale
                 dq = tl.dot(ds.to(k_tile.dtype), k_tile, dq, input_precision=PRECISION)
     tl.store(at_block(dq_moved, bh, block, sizes, N, BLOCK_D), dq)
     s = tl.load(at_block(scores, bh, block, sizes, N, N))
-    s = cut_scores(s, tokens, total, bh, b, i, i, start, sizes.length, scale, True)
+    s = cut_scores(s, tokens, total, bh, b, i, i, sizes.length, scale, True)
     v_tile = load_tile(v_ptr, v.l, start, sizes.length, dv, DV, N, True)
     dp = tl.dot(do_tile, tl.trans(v_tile), input_precision=PRECISION)
     ds = tl.exp2((s - lse_i[:, None]) * LOG2E) * (dp - delta_i[:, None]) * scale
@@ -309,7 +315,7 @@ def attend_backward_k(
                 node = (kv * sizes.nodes + first + n + 1) * BLOCK_D * BLOCK_D
                 tl.atomic_add(d_wholes + node + square, -product(tl.trans(dk), k_tile, PRECISION), sem="relaxed")
                 dk -= product(dk, tl.load(wholes + node + square), PRECISION)
-            for g in range(sizes.group):
+            for g in tl.range(0, sizes.group, num_stages=1):
                 bh = kv * sizes.group + g
                 sums = tl.zeros([N], tl.float32)
                 right = (n + 1) << level
@@ -318,7 +324,7 @@ def attend_backward_k(
                     i = block_q * N + t
                     q_tile = tl.load(at_block(q_cuts, level * sizes.rows_q + bh, block_q, sizes, N, BLOCK_D))
                     s = tl.dot(q_tile, tl.trans(k_tile), input_precision=PRECISION)
-                    s = cut_scores(s, tokens, total, bh, b, i, j, start + N - 1, sizes.length, scale, False)
+                    s = cut_scores(s, tokens, total, bh, b, i, j, sizes.length, scale, False)
                     ds, dv_tile = key_gradients(
                         s, v_tile, d_out, lse, delta, dv_tile, bh, b, h + g, block_q * N, sizes.length, scale, dv, DV, N, PRECISION
                     )  # fmt: skip
@@ -327,10 +333,10 @@ def attend_backward_k(
                 if d_total is not None:
                     tl.atomic_add(d_total + bh * sizes.length + j, -sums, mask=j < sizes.length, sem="relaxed")
     tl.store(at_block(dk_moved, kv, block, sizes, N, BLOCK_D), dk)
-    for g in range(sizes.group):
+    for g in tl.range(0, sizes.group, num_stages=1):
         bh = kv * sizes.group + g
         s = tl.load(at_block(scores, bh, block, sizes, N, N))
-        s = cut_scores(s, tokens, total, bh, b, j, j, start, sizes.length, scale, True)
+        s = cut_scores(s, tokens, total, bh, b, j, j, sizes.length, scale, True)
         ds, dv_tile = key_gradients(
             s, v_tile, d_out, lse, delta, dv_tile, bh, b, h + g, start, sizes.length, scale, dv, DV, N, PRECISION
         )
@@ -389,14 +395,19 @@ def within_backward_q(
     """One block of one key head, what its query heads have: dq [B, H, L, D], and for within_backward_k the gradients of inner, reach, keys
     and w, [B, Hkv, blocks · N, ..] float32."""
     bh, b, h, block, start, i, j, d = own_block(sizes, BLOCK_D, N)
-    k_tile, w_tile = load_block(k, b, h, start, sizes.length, d, D, N), load_block(w, b, h, start, sizes.length, d, D, N)
-    _, _, inner, reach, _ = solve_block(k_tile, w_tile, beta, inverses, bh, start, sizes.length, sizes.blocks, block, i, j, N, PRECISION)
+    k_tile, w_tile = (
+        load_block(k, b, h, start, sizes.length, d, D, N),
+        load_block(w, b, h, start, sizes.length, d, D, N),
+    )
+    _, _, inner, reach, _ = solve_block(
+        k_tile, w_tile, beta, inverses, bh, start, sizes.length, sizes.blocks, block, i, j, N, PRECISION
+    )
     t = start + tl.arange(0, N)
     d_inner = tl.zeros([N, N], tl.float32)
     d_reach, dk_tile, dw_tile = (
         tl.zeros([N, BLOCK_D], tl.float32), tl.zeros([N, BLOCK_D], tl.float32), tl.zeros([N, BLOCK_D], tl.float32)
     )  # fmt: skip
-    for g in range(sizes.group):
+    for g in tl.range(0, sizes.group, num_stages=1):
         row = bh * sizes.group + g
         q_tile = load_block(q, b, h * sizes.group + g, start, sizes.length, d, D, N)
         ds = tl.load(at_block(d_scores, row, block, sizes, N, N))
@@ -423,7 +434,10 @@ def within_backward_k(
 ):  # fmt: skip
     """One block of one key head: dk, dw [B, Hkv, L, D] and d_beta [B, Hkv, L], contiguous."""
     bh, b, h, block, start, i, j, d = own_block(sizes, BLOCK_D, N)
-    k_tile, w_tile = load_block(k, b, h, start, sizes.length, d, D, N), load_block(w, b, h, start, sizes.length, d, D, N)
+    k_tile, w_tile = (
+        load_block(k, b, h, start, sizes.length, d, D, N),
+        load_block(w, b, h, start, sizes.length, d, D, N),
+    )
     overlap, scaled, inner, reach, inverse = solve_block(
         k_tile, w_tile, beta, inverses, bh, start, sizes.length, sizes.blocks, block, i, j, N, PRECISION
     )

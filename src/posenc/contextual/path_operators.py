@@ -10,7 +10,9 @@ from torch import Tensor
 from ..engines.triton.device import define_operator, launch_on
 from ..engines.triton.schedule import cdiv, next_power_of_2
 from . import path_kernels as kernels
-from .operators import launch_variant, make_tokens, make_view
+from .operators import OPERATORS, call, launch_variant, make_tokens, make_view
+
+__all__ = ["backward", "call", "forward"]
 
 N = 64
 """Tokens of a block."""
@@ -109,13 +111,15 @@ def backward(
             kernels.attend_backward_q, sizes.rows_q, *shared, out, tokens, total, *moved, dq_moved, d_scores, scale
         )
         launches.across(
-            kernels.attend_backward_k, sizes.rows_k, *shared, tokens, total, *moved, dk_moved, dv, *(d_total or [None]), scale
+            kernels.attend_backward_k, sizes.rows_k, *shared, tokens, total, *moved, dk_moved, dv, d_total[0] if d_total else None, scale
         )  # fmt: skip
         launches.join_backward(wholes, d_wholes)
         of_q, *views = (make_view(x) for x in (q, k, w))
         of_heads = torch.empty_like(inverses), *(torch.empty_like(dk_moved) for _ in range(3))
         launches.within(kernels.within_backward_q, of_q, *views, beta, inverses, d_scores, dq_moved, *of_heads, dq)
-        launches.within(kernels.within_backward_k, *views, beta, inverses, *of_heads, dk_moved, d_wholes, dk, dw, d_beta)
+        launches.within(
+            kernels.within_backward_k, *views, beta, inverses, *of_heads, dk_moved, d_wholes, dk, dw, d_beta
+        )
     return grads
 
 
@@ -136,7 +140,7 @@ def _empty_gradients(q: Tensor, k: Tensor, v: Tensor, w: Tensor, total: Tensor |
     return grads if total is None else [*grads, total.new_zeros(total.shape, dtype=torch.float32)]
 
 
-OPERATORS = {f: define_operator(f"path_{f.__name__}", f) for f in (forward, backward)}
+OPERATORS |= {f: define_operator(f"path_{f.__name__}", f) for f in (forward, backward)}
 
 
 @torch.library.register_fake("posenc::path_forward")
