@@ -106,13 +106,12 @@ def make_bias(name: str, module: Any) -> Tensor:
     table, index = (getattr(module, f"relative_position_{one}", None) for one in ("bias_table", "index"))
     networks = [getattr(module, one) for one in ("mlp", "meta_mlp") if hasattr(module, one)]
     tables = (table,) if table is not None else tuple(p for one in networks for p in one.parameters())
-    is_read = table is not None and table.dim() == 2 and index is not None
-    # a GPU gathers rows faster than columns; their gradient is what takes long there
-    if is_read and (table.is_cpu or torch.is_grad_enabled()):
+    make: Callable[[], Tensor] = original
+    if table is not None and index is not None and table.dim() == 2:
         length = math.isqrt(index.numel())
-        make = partial(blocks.read_table, table, index.view(length, length))
-    else:
-        make = original
+        # a GPU gathers rows faster than columns; their gradient is what takes long there
+        if table.is_cpu or torch.is_grad_enabled():
+            make = partial(blocks.read_table, table, index.view(length, length))
     return make() if module.training else blocks.keep(module, module.window_size, tables, make)
 
 

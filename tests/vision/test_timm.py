@@ -3,6 +3,7 @@
 import copy
 import importlib
 import importlib.util
+import re
 import sys
 import types
 from pathlib import Path
@@ -19,6 +20,11 @@ from tests.seeds import generator, seed
 
 MEANS = ("IMAGENET_DEFAULT_MEAN", "IMAGENET_DEFAULT_STD", "IMAGENET_INCEPTION_MEAN", "IMAGENET_INCEPTION_STD",
          "OPENAI_CLIP_MEAN", "OPENAI_CLIP_STD")  # fmt: skip
+
+SIGNS = re.compile(
+    "rel_pos|relative_position|attention_bias|\\brope\\b|Rotary|RotAttention|RelPos|HaloAttn|LambdaLayer|GPSA|halo_size"
+)
+"""What positional terms inside attention are called in timm."""
 
 
 def models(name):
@@ -200,6 +206,16 @@ def test_copies_restore_and_changed_parameters(name):
         outputs_agree(changed, timm.restore(model)(images))
         assert timm.report(model) == {}
         outputs_agree(timm.restore(twin)(images), theirs)
+
+
+def test_every_file_with_a_positional_term_is_in_the_survey():
+    folder = Path(sys.prefix) / "timm" / "timm" / "models"
+    if not folder.is_dir():
+        pytest.skip("needs timm")
+    page = (Path(__file__).parents[2] / "docs" / "timm-survey.md").read_text(encoding="utf-8")
+    listed = {name for line in page.splitlines() if line.startswith("| ") for name in line.split("|")[1].split(", ")}
+    found = {file.stem for file in folder.glob("[a-z]*.py") if SIGNS.search(file.read_text(encoding="utf-8"))}
+    assert found <= {name.strip() for name in listed}
 
 
 def test_accelerate_twice_and_what_has_no_bias():
