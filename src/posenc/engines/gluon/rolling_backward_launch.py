@@ -50,7 +50,9 @@ def run_backward(
     batch_rows = 1 if x.key_mask is None and x.doc_q is None else batch
     left, right = (None if limit < 0 else limit for limit in (num.left, num.right))
 
-    tiles, _, _, bits = prepare_blocks(launch, x._replace(bias=None), num, scale, lse, block, keys, (-FAR, FAR), (0, 0), 0)
+    tiles, _, _, bits = prepare_blocks(
+        launch, x._replace(bias=None), num, scale, lse, block, keys, (-FAR, FAR), (0, 0), 0
+    )
     delta = torch.empty_like(lse)
     key_tiles = lse.new_empty(batch_rows, blocks, NUMBERS.value, dtype=torch.int32)
     launch(
