@@ -39,12 +39,20 @@ def cells(device: str, sizes=SIZES) -> Iterator[Cell]:
                 for what, training in PASSES.items():
                     make = partial(one_pass, name, 2, batch, length, training, device, False)
                     yield Cell(f"model/{name}/{batch}x{length}/{what}", make)
-        yield Cell(f"model/bloom/1 after {PAST}/token", partial(one_token, "bloom", PAST, device))
-        for name in ("t5", "deberta", "bloom"):
-            for batch, length in ((8, 64), (1, 512)):
+        for name in ("bloom", "llama"):
+            yield Cell(f"model/{name}/1 after {PAST}/token", partial(one_token, name, PAST, device))
+        for name, lengths in {
+            **dict.fromkeys(("t5", "deberta", "bloom"), ((8, 64), (1, 512))),
+            "llama": ((1, 16), (8, 64)),
+        }.items():
+            for batch, length in lengths:
                 for what, training in PASSES.items():
                     make = partial(one_pass, name, 2, batch, length, training, device, False, True)
                     yield Cell(f"model/{name}, padded/{batch}x{length}/{what}", make)
+        for what, training in PASSES.items():
+            make = partial(one_pass, "t5-generate", 2, 8, 64, training, device, False)
+            yield Cell(f"model/t5 with decoder/8x64/{what}", make)
+        yield Cell("generate/t5, 2 layers/1x64/16 tokens", partial(generate, 1, 64, device, 16, 2))
         return
     for name in ("t5", "deberta"):
         for batch, length in GPU_SIZES:
@@ -80,6 +88,8 @@ def make_model(name: str, layers: int, device: str) -> Any:
 
     torch.manual_seed(0)
     with torch.device(device):
+        if name == "llama":
+            return models.llama(1, 16)[0]
         if name != "t5-generate":
             return getattr(models, name)(1, 16, layers)[0]
         from transformers import T5Config, T5ForConditionalGeneration
@@ -126,15 +136,17 @@ def one_pass(
 ) -> Contest:
     models = both(name, layers, device)
     given = {"input_ids": tokens(batch, length, device)}
+    if name == "t5-generate":
+        given["decoder_input_ids"] = given["input_ids"]
     if padded:
         given["attention_mask"] = token_masks("padded", batch, length, device)["key_mask"].long()
 
     def forward(run) -> Tensor:
         with torch.no_grad():
-            return run(**given).last_hidden_state
+            return _hidden(run(**given))
 
     def step(run, model) -> None:
-        run(**given).last_hidden_state.float().square().mean().backward()
+        _hidden(run(**given)).float().square().mean().backward()
         model.zero_grad(set_to_none=True)
 
     calls = {}
