@@ -1,7 +1,5 @@
 """The Gluon kernel without a GPU: its source in an emulator (tests/engines/gluon_emulator.py), and where it is chosen."""
 
-import types
-
 import pytest
 import torch
 
@@ -15,6 +13,7 @@ from posenc.engines.lowering import lower_plan
 from posenc.engines.triton.arguments import kernel_arguments
 from tests import budget
 from tests.engines import gluon_emulator
+from tests.engines.gluon_emulator import emulate
 
 LOG2E = 1.4426950408889634
 TILE = gluon_launch.PlainTile(128, 2)
@@ -25,21 +24,8 @@ def kernel():
     return gluon_emulator.load()
 
 
-def emulate(module):
-    """A launch(...) as in triton/launcher.py."""
-
-    def launch(called, programs, *args, **constants):
-        constants.pop("num_warps", None)
-        args = [gluon_emulator.describe(x) if type(x).__name__ == "TensorDescriptor" else x for x in args]
-        gluon_emulator.launch(module, called, programs, args, constants)
-
-    return launch
-
-
 def run(module, monkeypatch, q, k, v, plan, tile=TILE, programs=3, **masks):
-    monkeypatch.setattr(
-        torch.cuda, "get_device_properties", lambda device: types.SimpleNamespace(multi_processor_count=programs)
-    )
+    gluon_emulator.set_processors(monkeypatch, programs)
     inputs, numbers, scale = kernel_arguments(q, k, v, lower_plan(q, k, v, plan, make_mask(q, k, **masks)))
     inputs = gluon_emulator.with_bounds(inputs)
     out = torch.full_like(q, float("nan"))

@@ -73,9 +73,10 @@ def forward(layer: Attention, x: Tensor, slot: LayerCache | None, masks: MaskOpt
         rotates_here = rotates_here and (slot is not None or (is_usual and not encoding.adds_terms))
         is_steady = is_short and not masks and encoding.steady_terms and not torch.is_grad_enabled()
         is_steady = is_steady and not (on_cpu and torch.is_autocast_enabled("cpu"))
-        if is_steady and encoding.rotates == rotates_here and (past == 0 or queries == 1):
+        if is_steady and encoding.rotates == rotates_here and (past == 0 or queries == 1 or on_cpu):
             prepared = encoding.prepared_terms()
-            kind = "token" if past else "causal text" if layer.causal else "text"
+            kind = ("token" if queries == 1 else "tokens") if past else "text"
+            kind = "causal " + kind if layer.causal and queries > 1 else kind
             known = None if prepared is None else prepared.get(kind)
         if known is None and (not is_short or encoding.adds_terms or encoding.rotates != rotates_here):
             plan = _make_plan(layer, encoding, x, past, queries, rotates_here)

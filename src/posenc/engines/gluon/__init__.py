@@ -5,7 +5,7 @@
     rolling, rolling_launch         the same where the term has a row for every visible distance
     backward, backward_prepare, backward_launch     the backward pass, with five products; what runs before and after it
     content_backward, content_prepare, content_launch     the same with content terms
-    rolling_backward, rolling_backward_keys, _prepare, _launch     the same where the term has a row for every visible distance
+    rolling_backward, rolling_backward_keys, rolling_prepare, rolling_backward_launch     the same where the term has a row for every visible distance
 
 `refuse` and `refuse_backward` say where they do not apply; the triton engine's own kernels run there. Either backward pass needs
 nothing but out and the log-sum-exp. Gluon promises nothing from one Triton release to the next, so only tested ones are used.
@@ -16,11 +16,14 @@ from __future__ import annotations
 import re
 import warnings
 from importlib import metadata
+from typing import TYPE_CHECKING
 
 import torch
 
-from ..triton.arguments import Inputs, Numbers
 from ..triton.device import capability
+
+if TYPE_CHECKING:
+    from ..triton.arguments import Inputs, Numbers
 
 TESTED = ("3.6",)
 DTYPES = (torch.bfloat16, torch.float16)
@@ -34,7 +37,7 @@ FEWEST_PLAIN = 256  # as measured: 64 x 12 x 128 tokens in 35 µs against 53, 16
 SHORTEST_CONTENT = 2048  # keys: of shorter texts most tiles are near ones, and the other kernel's are smaller
 SMALLEST = 2.0**-40
 SHORTEST_BACKWARD = 2048  # as measured
-SHORTEST_CONTENT_BACKWARD = 4096  # as measured
+SHORTEST_CONTENT_BACKWARD = 4096  # as measured; over every distance from SHORTEST on
 WIDE_OF_128 = False  # content terms over wide spans, heads of 128, in the backward pass: compared on a card, not timed
 MOST_SUMS = 1 << 27  # float32 numbers of content_backward.py's outer
 MOST = 1 << 20  # blocks of keys in the backward pass: their order is made on the host
@@ -102,6 +105,10 @@ def refuse_window(x: Inputs, num: Numbers, scale: float, dropout: float) -> str 
         if x.starts is not None or (-num.cols_hi, -num.cols_lo) != (num.rows_lo, num.rows_hi):
             return "a content term of the keys must have the distances of the queries' term, and no start for each row"
         reads = reads | {"key_table"}
+    if x.value is not None:
+        if x.starts is not None or x.q.shape[3] != 64 or x.key_table is not None:
+            return "a value term needs heads of 64, no content term of the keys and no start for each row"
+        reads = reads | {"value"}
     reason = refuse_device(x.q.device) or refuse_call(x, num, scale, dropout, reads) or refuse_size(x)
     reason = reason or refuse_slower(x, num)
     if reason is not None:
@@ -137,7 +144,7 @@ def refuse_rolling_backward(x: Inputs, num: Numbers, scale: float, dropout: floa
         return "it needs a table for each head"
     if bad_strides(do):
         return "the copy engine cannot read the output's gradient"
-    return refuse_rolling(x, num, scale, dropout) or refuse_short(x)
+    return refuse_rolling(x, num, scale, dropout)
 
 
 def refuse_short(x: Inputs) -> str | None:
@@ -149,11 +156,17 @@ def refuse_short(x: Inputs) -> str | None:
 
 def spans_all(x: Inputs, num: Numbers) -> bool:
     """Whether the content term has a row of its own for every visible distance."""
+    first, last = visible_distances(x, num)
+    return num.rows_lo <= first and last <= num.rows_hi
+
+
+def visible_distances(x: Inputs, num: Numbers) -> tuple[int, int]:
+    """The first and the last distance that limits leave visible, without a start for each row."""
     q_length, k_length = x.q.shape[2], x.k.shape[2]
     first, last = 1 - q_length, k_length - 1
     first = first if num.left < 0 else max(first, k_length - q_length - num.left)
     last = last if num.right < 0 else min(last, k_length - q_length + num.right)
-    return num.rows_lo <= first + num.offset and last + num.offset <= num.rows_hi
+    return first + num.offset, last + num.offset
 
 
 def refuse_slower(x: Inputs, num: Numbers) -> str | None:

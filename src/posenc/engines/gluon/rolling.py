@@ -64,7 +64,9 @@ SPLIT = gl.constexpr(16)  # channels of a bias, three of which are used: a produ
 
 
 @gluon.jit
-def load_chunk(chunk, h, row, table_heads, t_desc, b_desc, table, t_full, t_empty, RING: gl.constexpr, BIAS: gl.constexpr):
+def load_chunk(
+    chunk, h, row, table_heads, t_desc, b_desc, table, t_full, t_empty, RING: gl.constexpr, BIAS: gl.constexpr
+):
     """Copies a chunk of the table, from a row on that may lie outside, and of the bias."""
     t_smem, b_smem, ones = table
     slot = chunk % RING

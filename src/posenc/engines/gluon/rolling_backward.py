@@ -40,6 +40,8 @@ from .backward_sums import add_tile
 from .kernel import (
     ROWS,
     along_rows,
+    by_eights,
+    coordinates,
     count_blocks,
     find_block,
     find_own_tiles,
@@ -51,7 +53,7 @@ from .kernel import (
     pass_turn,
     wait_turn,
 )
-from .rolling import KEYS, SPLIT, load_chunk, make_ring, multiply
+from .rolling import KEYS, load_chunk, make_ring, multiply
 from .skew import skew, unskew
 
 PAIR = gl.constexpr(2)  # consumers
@@ -261,6 +263,20 @@ def consume(
     tma.store_wait(0)
 
 
+@gluon.jit
+def add_hinted(place, x):
+    EIGHTS: gl.constexpr = x.shape[1] // 8
+    x = by_eights(x)
+    row, eight, column = coordinates(x)
+    inside = (row // 64 * (EIGHTS * 512) + row // 16 % 4 * 128 + row % 8 * 16 + row // 8 % 2 * 2) + (
+        column // 2 * 4 + column % 2
+    )
+    gl.inline_asm_elementwise(
+        "{ .reg .b64 hint; createpolicy.fractional.L2::evict_last.L2::evict_first.b64 hint, 0.25; red.relaxed.gpu.global.add.L2::cache_hint.v4.f32 [$4], {$8, $9, $10, $11}, hint; } mov.u32 $0, 0; mov.u32 $1, 0; mov.u32 $2, 0; mov.u32 $3, 0;",
+        "=r,=r,=r,=r,l,l,l,l,f,f,f,f", [(place + inside + 512 * eight).to(gl.int64, bitcast=True), x], dtype=gl.int32, is_pure=False, pack=4,
+    )  # fmt: skip
+
+
 # ---- adder ------------------------------------------------------------------------------------------------------------
 @gluon.jit
 def add_chunk(
@@ -272,9 +288,9 @@ def add_chunk(
     band_full, band_empty = bars
     D: gl.constexpr = q_smem.shape[4]
     L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
-    B_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, SPLIT, 16])
+    B_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 8, 16])
     acc = gl.zeros([KEYS, D], gl.float32, L)
-    sums = gl.zeros([KEYS, SPLIT], gl.float32, B_L)
+    sums = gl.zeros([KEYS, 8], gl.float32, B_L)
     slot0 = gl.maximum(made - 1, 0) % BAND_SLOTS
     slot1 = BAND_SLOTS + made % BAND_SLOTS
     if FIRST:
@@ -282,13 +298,13 @@ def add_chunk(
         band = band_smem.index(slot0).permute((1, 0))
         acc = warpgroup_mma(band, q_smem.index(0).reshape([ROWS, D]), acc, use_acc=False, is_async=True)
         if BIAS:
-            sums = warpgroup_mma(band, ones.permute((1, 0)), sums, use_acc=False, is_async=True)
+            sums = warpgroup_mma(band, ones.slice(0, 8, 0).permute((1, 0)), sums, use_acc=False, is_async=True)
     if SECOND:
         mbarrier.wait(band_full.index(slot1), ((made // BAND_SLOTS) & 1))
         band = band_smem.index(slot1).permute((1, 0))
         acc = warpgroup_mma(band, q_smem.index(1).reshape([ROWS, D]), acc, use_acc=FIRST, is_async=True)
         if BIAS:
-            sums = warpgroup_mma(band, ones.permute((1, 0)), sums, use_acc=FIRST, is_async=True)
+            sums = warpgroup_mma(band, ones.slice(0, 8, 0).permute((1, 0)), sums, use_acc=FIRST, is_async=True)
     if BIAS:
         acc, sums = warpgroup_mma_wait(0, deps=(acc, sums))
     else:
@@ -298,11 +314,13 @@ def add_chunk(
     if SECOND:
         mbarrier.arrive(band_empty.index(slot1))
     # no other program adds to these sums, and a thread adds to the same ones in every block: their order is fixed
-    if ADD:
+    if ADD == 2:
+        add_hinted(sums_ptr + at.to(gl.int64) * (KEYS * D), acc)
+    elif ADD:
         add_tile(sums_ptr + at.to(gl.int64) * (KEYS * D), acc)
     if BIAS:
         row = gl.expand_dims(gl.arange(0, KEYS, gl.SliceLayout(1, B_L)), 1)
-        column = gl.expand_dims(gl.arange(0, SPLIT, gl.SliceLayout(0, B_L)), 0)
+        column = gl.expand_dims(gl.arange(0, 8, gl.SliceLayout(0, B_L)), 0)
         gl.atomic_add(bias_sums_ptr + at * KEYS + row + 0 * column, sums, mask=column + 0 * row == 0, sem="relaxed")
 
 
@@ -318,7 +336,9 @@ def add_table(use, bars, tiles_ptr, sizes, BIAS: gl.constexpr, ADD: gl.constexpr
         b, block = find_own_block(turn, sizes)
         first, left0, left1, right0, right1, last, clear0, clear1, offset = load_tiles(tiles_ptr, tiles_row, b, block)
         n = last - first
-        at = gl.program_id(0) * chunks + (first + PAIR * (count - 1 - block))
+        at = (gl.program_id(0) // programs * programs if ADD == 3 else gl.program_id(0)) * chunks + (
+            first + PAIR * (count - 1 - block)
+        )
         for c in gl.static_range(PAIR):
             mbarrier.wait(q_full.index(c), turn & 1)
         add_chunk(use, band_bars, made, at, False, True, BIAS, ADD)

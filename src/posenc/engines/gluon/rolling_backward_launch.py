@@ -27,12 +27,12 @@ class RollingSchedule(NamedTuple):
     stages: int = 4  # tiles of keys and values
     ring: int = 6  # chunks of the table
     registers: tuple[int, int, int] = (208, 72, 24)  # of a consumer, the adder and the producer
-    turns: bool = False  # whether consumers take turns on the tensor cores
+    turns: bool = True  # whether consumers take turns on the tensor cores
     add: int = 1  # 0: without the table's sums in memory, to find out what they cost
     key_stages: int = 4  # the same for dk and dv: tiles of queries
     key_ring: int = 6
     key_registers: tuple[int, int] = (240, 24)
-    key_turns: bool = False
+    key_turns: bool = True
 
 
 def run_backward(
@@ -50,7 +50,9 @@ def run_backward(
     batch_rows = 1 if x.key_mask is None and x.doc_q is None else batch
     left, right = (None if limit < 0 else limit for limit in (num.left, num.right))
 
-    tiles, _, _, bits = prepare_blocks(launch, x._replace(bias=None), num, scale, lse, block, keys, (-FAR, FAR), (0, 0), 0)
+    tiles, _, _, bits = prepare_blocks(
+        launch, x._replace(bias=None), num, scale, lse, block, keys, (-FAR, FAR), (0, 0), 0
+    )
     delta = torch.empty_like(lse)
     key_tiles = lse.new_empty(batch_rows, blocks, NUMBERS.value, dtype=torch.int32)
     launch(
