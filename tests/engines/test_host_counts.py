@@ -36,6 +36,14 @@ PINNED = {
     "layer/transformer_xl/forward": (49, 18, 2, 2),
     "layer/relative_logits/token": (30, 24, 2, 2),
     "layer/relative_logits/forward": (25, 22, 2, 2),
+    "padded/none/forward": (29, 14, 1, 1),
+    "padded/none/step": (35, 14, 6, 5),
+    "padded/rope/forward": (45, 14, 3, 2),
+    "padded/rope/step": (56, 14, 10, 7),
+    "padded/alibi/forward": (29, 14, 1, 1),
+    "padded/alibi/step": (37, 14, 6, 5),
+    "padded/t5/forward": (31, 14, 1, 1),
+    "padded/t5/step": (39, 15, 7, 7),
 }
 SLACK = 3
 """Functions and operations: releases of Python and PyTorch differ by a few. Launches are counted exactly."""

@@ -176,7 +176,7 @@ def _rounds(calls: dict[str, Call], clock: Clock, device: str, contest: Contest,
         # the first call of a round finds an idle device, which no call within a model does
         inner = {name: max(count, AT_LEAST) if rough[name] < 0.02 else count for name, count in inner.items()}
     a_round = sum(rough[name] * inner[name] for name in calls)
-    rounds = max(3, min(200 if device == "cpu" else 60, int(budget / max(a_round, 1e-6))))
+    rounds = max(3, min(200 if device == "cpu" else 40, int(budget / max(a_round, 1e-6))))
     taken: dict[str, list[float]] = {name: [] for name in calls}
     names = list(calls)
     gc.collect()
