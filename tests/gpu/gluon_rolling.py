@@ -51,12 +51,12 @@ def checks(only):
     return [group for group in groups if group]
 
 
-def timings(only, pair):
+def timings(only, pair, order):
     jobs = []
     for number, (batch, heads, length, masks) in enumerate(ROWS):
         name = f"B{batch} H{heads} L{length} | {masks}"
         jobs.append({"kind": "time", "name": name, "batch": batch, "heads": heads, "length": length, "masks": masks, "schedules": number == 0,
-                     "pair": pair and length <= LONGEST_PAIR})  # fmt: skip
+                     "pair": pair and length <= LONGEST_PAIR, "order": order})  # fmt: skip
     return [job for job in jobs if not only or any(part in job["name"] for part in only)]
 
 
@@ -243,9 +243,10 @@ def warm_up(job):
     call.run()
     if job["pair"]:
         call.run(True)
-    use_schedule(add=2)
-    call.run()
-    use_schedule()
+    if job["order"]:
+        use_schedule(add=2)
+        call.run()
+        use_schedule()
     return {}
 
 
@@ -300,10 +301,11 @@ def times(job):
         yield f"{name}_MB", (torch.cuda.max_memory_allocated() - before) >> 20
         yield name, hopper.time_graph(lambda: call.run(is_pair))  # noqa: B023
     release()
-    use_schedule(add=2)
-    yield "backward in order", hopper.time_graph(call.run)
-    yield "step in order", hopper.time_graph(lambda: torch.autograd.grad(ours(), leaves, call.do))
-    use_schedule()
+    if job["order"]:
+        use_schedule(add=2)
+        yield "backward in order", hopper.time_graph(call.run)
+        yield "step in order", hopper.time_graph(lambda: torch.autograd.grad(ours(), leaves, call.do))
+        use_schedule()
     for kernel in ("backward_rolling", "backward_rolling_keys", "sum_tables", "none"):
         yield kernel, hopper.time_graph(lambda: call.run_kernel(kernel))  # noqa: B023
     for schedule in SCHEDULES if job["schedules"] else ():
@@ -363,6 +365,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=80.0)
     parser.add_argument("--pair", action="store_true", help="time the Triton pair too, which compiles for long")
     parser.add_argument("--warm", action="store_true", help="compile what is timed, and nothing else")
+    parser.add_argument("--order", action="store_true", help="time sums that programs share, too")
     parser.add_argument("--workers", type=int, default=10)
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--work", action="store_true")
@@ -382,7 +385,7 @@ def main() -> None:
             Path(args.out).write_text(json.dumps({"checks": checked, "times": timed}, indent=1))
 
     checked, timed = hopper.Answers(save), hopper.Answers(save)
-    jobs = timings(args.only, args.pair)
+    jobs = timings(args.only, args.pair, args.order)
     if "check" not in args.skip:  # what is timed is compiled beside them
         share = 1.0 if "time" in args.skip or args.warm else 0.5
         kernels, schedules = warm_ups(jobs)
