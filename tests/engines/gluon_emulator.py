@@ -405,7 +405,7 @@ def _stand_ins():
         arange=lambda first, last, layout=None: Register(torch.arange(first, last)), load=_read, store=_write, atomic_add=_add_to,
         exp2=lambda x: Register(raw(x).exp2()), log2=lambda x: Register(raw(x).log2()), abs=lambda x: Register(raw(x).abs()),
         permute=lambda x, order: Register(x.data.permute(*order)), trans=lambda x: Register(x.data.T),
-        join=lambda a, b: Register(torch.stack((a.data, b.data), -1)),
+        join=lambda a, b: Register(torch.stack((a.data, b.data), -1)), split=lambda x: tuple(Register(y) for y in x.data.unbind(-1)),
         zeros=lambda shape, dtype, layout=None: Register(torch.zeros(*shape, dtype=dtype)),
         zeros_like=lambda x: Register(torch.zeros_like(x.data)),
         full=lambda shape, value, dtype, layout: Register(torch.full(list(shape), value, dtype=dtype)),
@@ -519,6 +519,23 @@ def launch(module, kernel, programs, args, constants):
             run(program)
     if errors:
         raise errors[0]
+
+
+def emulate(module):
+    """A launch(...) as in triton/launcher.py."""
+
+    def run(called, programs, *args, **constants):
+        constants.pop("num_warps", None)
+        args = [describe(x) if type(x).__name__ == "TensorDescriptor" else x for x in args]
+        launch(module, called, programs, args, constants)
+
+    return run
+
+
+def set_processors(monkeypatch, number):
+    """A device with so many processors."""
+    found = types.SimpleNamespace(multi_processor_count=number)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: found)
 
 
 def with_bounds(inputs):

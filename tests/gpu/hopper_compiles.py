@@ -41,7 +41,11 @@ from posenc.engines.triton.band_layout import make_band
 from tests.gpu.compiles import Target, spent
 from tests.gpu.uniform_registers import find_unset
 
-TERMS = {"none": (), "bias": ("bias",), "slopes": ("slopes",), "bias and slopes": ("bias", "slopes")}
+TERMS = {
+    "none": (), "bias": ("bias",), "slopes": ("slopes",), "bias and slopes": ("bias", "slopes"), "none, short": ("short",),
+    "bias, short": ("bias", "short"), "slopes, short": ("slopes", "short"), "bias and slopes, short": ("bias", "slopes", "short"),
+}  # fmt: skip
+"""short: two consumers, in the forward pass."""
 CONTENT = {
     "content": ("table",), "content and bias": ("table", "bias"), "content of 16 states": ("table", "states"),
     "content over every distance": ("table", "bias", "every"), "content of both": ("table", "key_table"),
@@ -74,7 +78,7 @@ def compile_variant(size, terms, masks, window, backward, dtype=torch.bfloat16):
         "table": torch.empty(2, 9, width, dtype=dtype), "states": torch.empty(1, 2, 512, width, dtype=dtype),
         "key_table": torch.empty(2, 9, size, dtype=dtype), "value": torch.empty(2, 9, size, dtype=dtype),
     }  # fmt: skip
-    lo, hi = (-4, 4) if terms else (FAR, FAR)
+    lo, hi = (-4, 4) if set(terms) - {"short"} else (FAR, FAR)
     spans = {"bias_lo": -4, "bias_hi": 4, "rows_lo": -4, "rows_hi": 4}
     numbers = Numbers(right=0, left=100 if window else -1, lo=lo, hi=hi, wide=int("wide" in terms), **spans)
     made = []
@@ -102,6 +106,8 @@ def compile_variant(size, terms, masks, window, backward, dtype=torch.bfloat16):
         return made[1]  # between what runs before and after it
     way = rolling_launch if "every" in terms else window_launch if "table" in terms else launch
     options = {"cols": band} if "key_table" in terms else {}
+    if "short" in terms:
+        options["tile"] = launch.choose_tile(size, 128)
     way.run_forward(record, inputs, numbers, 0.125, q, lse, **options)
     return made[-1]
 
@@ -191,13 +197,16 @@ def main() -> None:
             continue
         if "every" in terms and size not in rolling_launch.DEPTHS:
             continue
+        if args.backward and "short" in terms:
+            continue
         per_consumer = 1 if "every" in terms else 3 if args.backward else 2
+        consumers = 2 if args.backward or "short" in terms else 3
         compiled, seconds = compile_variant(size, terms, masks, "window" in mask, args.backward)
         row = {
             "size": size,
             "terms": name,
             "masks": mask,
-            **inspect(compiled, count_products(size, terms, args.backward), per_consumer, 2 if args.backward else 3),
+            **inspect(compiled, count_products(size, terms, args.backward), per_consumer, consumers),
             "seconds": round(seconds, 1),
         }
         row["consumer"] = launch.REGISTERS[0]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
@@ -68,8 +70,19 @@ class _Contextual(torch.autograd.Function):
         return *(x.to(q.dtype) for x in (dq, dk, dv)), *(d_counts or [None]), None, None, None, None
 
 
-PATH_WIDEST = 128
-"""The product of a block's matrices is held whole, [D, D]."""
+def supports_path(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether PaTH's kernels run this call. They hold products of a block's matrices, [D, D], whole: a program of theirs needs the shared
+    memory of a Hopper or a data centre's Blackwell GPU."""
+    widest = 128 if q.dtype == torch.bfloat16 else 64
+    return supports(q, k, v, widest) and (not q.is_cuda or _shared_memory(q.device) >= PATH_MEMORY)
+
+
+PATH_MEMORY = 229376
+
+
+@cache
+def _shared_memory(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin
 
 
 def path(

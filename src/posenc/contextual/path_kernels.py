@@ -7,7 +7,7 @@
 
         block 5 = 101₂    keys of block 4 by level 0, of blocks 0 .. 3 by level 2, its own by within_blocks
 
-    attend_backward_q, attend_backward_k, join_backward, within_backward         the same, backward
+    attend_backward_q, attend_backward_k, join_backward, within_backward_q, within_backward_k         the same, backward
 
 Tensors between kernels are contiguous, of whole blocks (blocks × 64 tokens) and BLOCK_D channels, zeros where there is no token or
 channel: a token without w has the identity as its matrix. `wholes` [B·Hkv, nodes, BLOCK_D, BLOCK_D]: level by level; node n of level l
@@ -25,7 +25,11 @@ from .kernel_parts import LOG2E, NEG_INF, accumulate, store_rows, visible_keys
 
 @triton.jit
 def product(a, b, PRECISION: tl.constexpr):
-    return tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision=PRECISION)
+    """a @ b in float32, of factors rounded to PRECISION."""
+    if PRECISION == "bf16":
+        return tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16))
+    else:
+        return tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision=PRECISION)
 
 
 @triton.jit
@@ -351,45 +355,50 @@ def key_gradients(
 
 
 @triton.jit(do_not_specialize=["level", "blocks", "nodes"])
-def join_backward(wholes, d_wholes, level, blocks, nodes, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr):
-    """The gradients of two nodes, with what one of `level`, above them, adds to them."""
+def join_backward(
+    wholes, d_wholes, level, blocks, nodes, BLOCK_D: tl.constexpr, PART: tl.constexpr, PRECISION: tl.constexpr
+):
+    """What the gradient of a node of `level` adds to those of the two below it: PART columns of the left one's, or rows of the right one's."""
+    parts: tl.constexpr = BLOCK_D // PART
     count = blocks >> level
     pid = tl.program_id(0)
-    n = pid % count
+    part = pid % parts * PART + tl.arange(0, PART)
+    is_right = pid // parts % 2
+    number = pid // (2 * parts)
+    below = (number // count).to(tl.int64) * nodes + first_node(level - 1, blocks)
+    n = number % count
+    left, given = below + 2 * n, below + (blocks >> (level - 1)) + n
     d = tl.arange(0, BLOCK_D)
-    rows, columns = d[:, None], d[None, :]
-    below = (pid // count).to(tl.int64) * nodes + first_node(level - 1, blocks)
-    left = load_square(wholes, below + 2 * n, rows, columns, BLOCK_D)
-    right = load_square(wholes, below + 2 * n + 1, rows, columns, BLOCK_D)
-    given = load_square(d_wholes, below + (blocks >> (level - 1)) + n, rows, columns, BLOCK_D)
-    to = d_wholes + (below + 2 * n) * BLOCK_D * BLOCK_D + rows * BLOCK_D + columns
-    tl.store(to, tl.load(to) + given - product(tl.trans(right), given, PRECISION))
-    to += BLOCK_D * BLOCK_D
-    tl.store(to, tl.load(to) + given - product(given, tl.trans(left), PRECISION))
+    if is_right:
+        some_rows = load_square(d_wholes, given, part[:, None], d[None, :], BLOCK_D)
+        added = some_rows - product(some_rows, load_square(wholes, left, d[None, :], d[:, None], BLOCK_D), PRECISION)
+        to = d_wholes + (left + 1) * BLOCK_D * BLOCK_D + part[:, None] * BLOCK_D + d[None, :]
+        tl.store(to, tl.load(to) + added)
+    else:
+        columns = load_square(d_wholes, given, d[:, None], part[None, :], BLOCK_D)
+        right = load_square(wholes, left + 1, d[None, :], d[:, None], BLOCK_D)  # transposed
+        at = d_wholes + left * BLOCK_D * BLOCK_D + d[:, None] * BLOCK_D + part[None, :]
+        tl.store(at, tl.load(at) + columns - product(right, columns, PRECISION))
 
 
 @triton.jit
-def within_backward(
-    q, k, w, beta, inverses, d_scores, dq_moved, dk_moved, d_wholes, dq, dk, dw, d_beta, sizes,
+def within_backward_q(
+    q, k, w, beta, inverses, d_scores, dq_moved, d_inners, d_reaches, dk_own, dw_own, dq, sizes,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One block of one key head and its query heads: dq [B, H, L, D], dk, dw [B, Hkv, L, D] and d_beta [B, Hkv, L], contiguous."""
+    """One block of one key head, what its query heads have: dq [B, H, L, D], and for within_backward_k the gradients of inner, reach, keys
+    and w, [B, Hkv, blocks · N, ..] float32."""
     bh, b, h, block, start, i, j, d = own_block(sizes, BLOCK_D, N)
     k_tile, w_tile = load_block(k, b, h, start, sizes.length, d, D, N), load_block(w, b, h, start, sizes.length, d, D, N)
-    overlap, scaled, inner, reach, inverse = solve_block(
-        k_tile, w_tile, beta, inverses, bh, start, sizes.length, sizes.blocks, block, i, j, N, PRECISION
-    )
+    _, _, inner, reach, _ = solve_block(k_tile, w_tile, beta, inverses, bh, start, sizes.length, sizes.blocks, block, i, j, N, PRECISION)
     t = start + tl.arange(0, N)
-    dk_tile = tl.load(at_block(dk_moved, bh, block, sizes, N, BLOCK_D))
-    d_inner = -product(w_tile, tl.trans(dk_tile), PRECISION)
-    dw_tile = -product(inner, dk_tile, PRECISION)
-    rows = tl.arange(0, BLOCK_D)[:, None]
-    d_whole = load_square(d_wholes, bh * sizes.nodes + block, rows, d[None, :], BLOCK_D)
-    d_reach = product(w_tile, d_whole, PRECISION)
-    dw_tile += product(reach, tl.trans(d_whole), PRECISION)
+    d_inner = tl.zeros([N, N], tl.float32)
+    d_reach, dk_tile, dw_tile = (
+        tl.zeros([N, BLOCK_D], tl.float32), tl.zeros([N, BLOCK_D], tl.float32), tl.zeros([N, BLOCK_D], tl.float32)
+    )  # fmt: skip
     for g in range(sizes.group):
-        q_tile = load_block(q, b, h * sizes.group + g, start, sizes.length, d, D, N)
         row = bh * sizes.group + g
+        q_tile = load_block(q, b, h * sizes.group + g, start, sizes.length, d, D, N)
         ds = tl.load(at_block(d_scores, row, block, sizes, N, N))
         dq_tile = tl.load(at_block(dq_moved, row, block, sizes, N, BLOCK_D))
         dots = tl.where(i >= j, product(q_tile, tl.trans(w_tile), PRECISION), 0.0)
@@ -401,18 +410,40 @@ def within_backward(
         dw_tile += product(tl.trans(d_dots), q_tile, PRECISION)
         dq_tile += product(ds, k_tile, PRECISION) + product(d_dots, w_tile, PRECISION)
         store_rows(dq, row * sizes.length + t, t < sizes.length, d, D, dq_tile)
-    below = tl.where(i > j, product(w_tile, tl.trans(k_tile), PRECISION), 0.0)
-    d_scaled = product(d_inner, tl.trans(below), PRECISION) + product(d_reach, tl.trans(w_tile), PRECISION)
-    dw_tile += product(tl.trans(scaled), d_reach, PRECISION)
-    d_below = tl.where(i > j, product(tl.trans(scaled), d_inner, PRECISION), 0.0)
-    dw_tile += product(d_below, k_tile, PRECISION)
-    dk_tile += product(tl.trans(d_below), w_tile, PRECISION)
+    tl.store(at_block(d_inners, bh, block, sizes, N, N), d_inner)
+    tl.store(at_block(d_reaches, bh, block, sizes, N, BLOCK_D), d_reach)
+    tl.store(at_block(dk_own, bh, block, sizes, N, BLOCK_D), dk_tile)
+    tl.store(at_block(dw_own, bh, block, sizes, N, BLOCK_D), dw_tile)
+
+
+@triton.jit
+def within_backward_k(
+    k, w, beta, inverses, d_inners, d_reaches, dk_own, dw_own, dk_moved, d_wholes, dk, dw, d_beta, sizes,
+    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, N: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One block of one key head: dk, dw [B, Hkv, L, D] and d_beta [B, Hkv, L], contiguous."""
+    bh, b, h, block, start, i, j, d = own_block(sizes, BLOCK_D, N)
+    k_tile, w_tile = load_block(k, b, h, start, sizes.length, d, D, N), load_block(w, b, h, start, sizes.length, d, D, N)
+    overlap, scaled, inner, reach, inverse = solve_block(
+        k_tile, w_tile, beta, inverses, bh, start, sizes.length, sizes.blocks, block, i, j, N, PRECISION
+    )
+    dk_tile = tl.load(at_block(dk_moved, bh, block, sizes, N, BLOCK_D))
+    d_inner = tl.load(at_block(d_inners, bh, block, sizes, N, N)) - product(w_tile, tl.trans(dk_tile), PRECISION)
+    dw_tile = tl.load(at_block(dw_own, bh, block, sizes, N, BLOCK_D)) - product(inner, dk_tile, PRECISION)
+    d_whole = load_square(d_wholes, bh * sizes.nodes + block, tl.arange(0, BLOCK_D)[:, None], d[None, :], BLOCK_D)
+    d_reach = tl.load(at_block(d_reaches, bh, block, sizes, N, BLOCK_D)) + product(w_tile, d_whole, PRECISION)
+    dw_tile += product(reach, tl.trans(d_whole), PRECISION) + product(tl.trans(scaled), d_reach, PRECISION)
+    dots = tl.where(i > j, product(w_tile, tl.trans(k_tile), PRECISION), 0.0)
+    d_scaled = product(d_inner, tl.trans(dots), PRECISION) + product(d_reach, tl.trans(w_tile), PRECISION)
+    d_dots = tl.where(i > j, product(tl.trans(scaled), d_inner, PRECISION), 0.0)
+    dw_tile += product(d_dots, k_tile, PRECISION)
+    dk_tile += tl.load(at_block(dk_own, bh, block, sizes, N, BLOCK_D)) + product(tl.trans(d_dots), w_tile, PRECISION)
+    t = start + tl.arange(0, N)
     store_rows(dk, bh * sizes.length + t, t < sizes.length, d, D, dk_tile)
-    d_beta_t = tl.sum(d_scaled * inverse, 0)
     beta_t = tl.load(beta + bh * sizes.length + t, mask=t < sizes.length, other=0.0)
     solved = product(tl.trans(inverse), d_scaled * beta_t[None, :], PRECISION)
     d_overlap = tl.where(i > j, -product(solved, tl.trans(inverse), PRECISION), 0.0)
-    d_beta_t += tl.sum(d_overlap * overlap, 1)
+    d_beta_t = tl.sum(d_scaled * inverse, 0) + tl.sum(d_overlap * overlap, 1)
     d_overlap *= beta_t[:, None]
     dw_tile += product(d_overlap + tl.trans(d_overlap), w_tile, PRECISION)
     store_rows(dw, bh * sizes.length + t, t < sizes.length, d, D, dw_tile)

@@ -80,7 +80,7 @@ def path(
         gates = None if gates is None else gates * real[:, None]
     total = None if gates is None else gates.double().cumsum(-1)
     scale = q.shape[3] ** -0.5 if scale is None else scale
-    if block is None and launch.supports(q, k, v, launch.PATH_WIDEST):
+    if block is None and launch.supports_path(q, k, v):
         return launch.path(q, k, v, w, beta, total, real, ids, scale)
     with no_autocast(q.device):
         halves = Halves(q, k, v, total, real, ids, scale)

@@ -46,12 +46,9 @@ def can_copy(band: Band, other: int) -> bool:
     return band.ptr.numel() + other < 1 << 31
 
 
-@gluon.jit
-def is_copied(m0, n0, offset, reach, q_length, k_length, BM: gl.constexpr, KEYS: gl.constexpr):
-    """Whether all pairs of a tile exist and have distances within the reach."""
-    lo, hi = reach
-    dist = n0 - m0 + offset
-    return (dist - (BM - 1) >= lo) & (dist + (KEYS - 1) <= hi) & (m0 + BM <= q_length) & (n0 + KEYS <= k_length)
+def holds_tiles(band: Band, lo: int, hi: int, overhang: int) -> bool:
+    """Whether all distances of a tile lie between the band's ends if one of them lies in lo .. hi; overhang: rows and columns of a tile less 2."""
+    return band.lo < lo - overhang and hi + overhang < band.hi
 
 
 @gluon.jit
@@ -158,12 +155,12 @@ def load_by_columns(
 
 @gluon.jit
 def load_by_rows(
-    band, head, first, dist, length, OWN: gl.constexpr, OTHER: gl.constexpr, L: gl.constexpr, WITHIN: gl.constexpr
-):  # fmt: skip
+    band, head, first, dist, length, OWN: gl.constexpr, OTHER: gl.constexpr, L: gl.constexpr
+):
     """float32 [OWN, OTHER]: own tokens as rows. `first` may lie after the last token."""
     ptr, d_ptr, size, pitch, origin, lo, hi = band
     row, eight, column = coordinates(by_eights(gl.zeros([OWN, OTHER], gl.float32, L)))
-    if WITHIN and lies_within(band, dist, OWN, OTHER) & (first + OWN <= length):
+    if lies_within(band, dist, OWN, OTHER) & (first + OWN <= length):
         begin = begin_aligned(band, head, first, dist)
         x = gl.load((ptr + begin) + (row * (pitch // 16 * 16) + column) + 8 * eight)
     else:
@@ -174,7 +171,7 @@ def load_by_rows(
 
 
 @gluon.jit
-def store_by_columns(band, outer, x, head, first, dist, length, scale, WITHIN: gl.constexpr):
+def store_by_columns(band, outer, x, head, first, dist, length, scale):
     """scale * x [OTHER, OWN] within the span into the gradient's band; sums of x over other tokens beyond the span are added to outer
     [own tokens] by two programs at most: the same bits in either order."""
     ptr, d_ptr, size, pitch, origin, lo, hi = band
@@ -184,7 +181,7 @@ def store_by_columns(band, outer, x, head, first, dist, length, scale, WITHIN: g
     row, eight, column = coordinates(x)
     low = (x * scale).to(d_ptr.dtype.element_ty)
     begin = begin_tile(band, head, first)
-    if WITHIN and lies_within(band, dist, OWN, OTHER) & (first + OWN <= length):
+    if lies_within(band, dist, OWN, OTHER) & (first + OWN <= length):
         gl.store((d_ptr + (begin + dist)) + (row + column * pitch) + 8 * pitch * eight, low)
     else:
         own = column + 8 * eight
@@ -221,7 +218,7 @@ def store_by_query(band, outer, buffer, x, head, first, dist, length, scale):
 
 
 @gluon.jit
-def store_by_rows(band, x, below, above, head, first, dist, length, scale, WITHIN: gl.constexpr):
+def store_by_rows(band, x, below, above, head, first, dist, length, scale):
     """scale * x [OWN, OTHER] between the ends of the span into the gradient's band; and each thread's sums of x at and beyond the ends."""
     ptr, d_ptr, size, pitch, origin, lo, hi = band
     OWN: gl.constexpr = x.shape[0]
@@ -230,7 +227,7 @@ def store_by_rows(band, x, below, above, head, first, dist, length, scale, WITHI
     row, eight, column = coordinates(x)
     low = (x * scale).to(d_ptr.dtype.element_ty)
     # more than lies_within: the ends are sums
-    if WITHIN and (dist - (OWN - 1) > lo) & (dist + (OTHER - 1) < hi) & (first + OWN <= length):
+    if (dist - (OWN - 1) > lo) & (dist + (OTHER - 1) < hi) & (first + OWN <= length):
         begin = begin_aligned(band, head, first, dist)
         gl.store((d_ptr + begin) + (row * (pitch // 16 * 16) + column) + 8 * eight, low)
     else:

@@ -17,7 +17,7 @@ from .backward_prepare import split_keys
 )  # fmt: skip
 def prepare_content(
     out, do, d_lse, lse, stats, dq, tiles, blocks, count, positions, masks, row_ends, mass_ends, ends_row, heads, batch_heads, q_length, k_length,
-    offset, left, right, lo, hi, scale2, D: tl.constexpr, BM: tl.constexpr, KEYS: tl.constexpr,
+    offset, left, right, lo, hi, scale2, D: tl.constexpr, BM: tl.constexpr, KEYS: tl.constexpr, BY_DISTANCE: tl.constexpr,
 ):  # fmt: skip
     """The first programs take a tile of queries each, the others a block of keys. row_ends, mass_ends: float32 [B, H, 2, ends_row] or None.
 
@@ -52,7 +52,9 @@ def prepare_content(
         tl.store(dq + (bh * tiles_of_queries + tile) * BM * D + tl.arange(0, BM * D), tl.zeros([BM * D], tl.float32))
     else:
         at = pid - batch_heads * tiles_of_queries
-        split_keys(at, tiles, count, positions, masks, q_length, k_length, offset, left, right, lo, hi, BM, KEYS, KEYS)
+        split_keys(
+            at, tiles, count, positions, masks, q_length, k_length, offset, left, right, lo, hi, BM, KEYS, KEYS, BY_DISTANCE
+        )  # fmt: skip
 
 
 @triton.jit(
