@@ -154,9 +154,7 @@ def load_by_columns(
 
 
 @gluon.jit
-def load_by_rows(
-    band, head, first, dist, length, OWN: gl.constexpr, OTHER: gl.constexpr, L: gl.constexpr
-):
+def load_by_rows(band, head, first, dist, length, OWN: gl.constexpr, OTHER: gl.constexpr, L: gl.constexpr):
     """float32 [OWN, OTHER]: own tokens as rows. `first` may lie after the last token."""
     ptr, d_ptr, size, pitch, origin, lo, hi = band
     row, eight, column = coordinates(by_eights(gl.zeros([OWN, OTHER], gl.float32, L)))

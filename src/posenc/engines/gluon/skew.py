@@ -37,31 +37,17 @@ def write_skew(back: bool = False) -> tuple[str, str]:
     ]  # fmt: skip
     if back:  # what a thread sends lies in the next eight columns where t < a, t < a + b
         lines += [
-            "add.u32 f, a, b;",
-            "setp.gt.u32 p1, a, t;",
-            "setp.gt.u32 p0, f, t;",
-            "add.u32 e, t, a;",
-            "add.u32 f, t, f;",
-        ]
-        lines += ["selp.b32 s0, 0x5410, 0x1054, p0;", "selp.b32 s1, 0x7632, 0x3276, p1;"]
+            "add.u32 f, a, b;", "setp.gt.u32 p1, a, t;", "setp.gt.u32 p0, f, t;", "add.u32 e, t, a;", "add.u32 f, t, f;",
+            "selp.b32 s0, 0x5410, 0x1054, p0;", "selp.b32 s1, 0x7632, 0x3276, p1;",
+        ]  # fmt: skip
     else:
         lines += [
-            "add.u32 e, t, a;",
-            "add.u32 f, e, b;",
-            "setp.gt.u32 p0, e, 3;",
-            "setp.gt.u32 p1, f, 3;",
-            "sub.u32 e, t, a;",
-            "sub.u32 f, e, b;",
-        ]
-        lines += ["selp.b32 s0, 0x1054, 0x5410, p0;", "selp.b32 s1, 0x3276, 0x7632, p1;"]
+            "add.u32 e, t, a;", "add.u32 f, e, b;", "setp.gt.u32 p0, e, 3;", "setp.gt.u32 p1, f, 3;", "sub.u32 e, t, a;", "sub.u32 f, e, b;",
+            "selp.b32 s0, 0x1054, 0x5410, p0;", "selp.b32 s1, 0x3276, 0x7632, p1;",
+        ]  # fmt: skip
     lines += [
-        "and.b32 e, e, 3;",
-        "and.b32 f, f, 3;",
-        "and.b32 t, lane, 28;",
-        "or.b32 e, e, t;",
-        "or.b32 f, f, t;",
-        "and.b32 x, x, 48;",
-    ]
+        "and.b32 e, e, 3;", "and.b32 f, f, 3;", "and.b32 t, lane, 28;", "or.b32 e, e, t;", "or.b32 f, f, t;", "and.b32 x, x, 48;",
+    ]  # fmt: skip
     lines += [f".reg .b32 {x}{number};" for x in "zyuv" for number in range(UNITS)]
     lines += [f"setp.eq.u32 w{w}, x, {16 * w};" for w in (1, 2, 3)] + [f"@w{w} bra.uni WARP{w};" for w in (1, 2, 3)]
     for w in range(4):

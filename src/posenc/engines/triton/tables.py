@@ -150,14 +150,8 @@ def unfold_kernel(
 
 
 def unfold_shift(
-    launch: Launch,
-    grad: Tensor | None,
-    fold: Tensor,
-    table: Tensor,
-    shift: Tensor,
-    out: Tensor | None,
-    wants_shift: bool,
-) -> Tensor | None:
+    launch: Launch, grad: Tensor | None, fold: Tensor, table: Tensor, shift: Tensor, out: Tensor | None, wants_shift: bool
+) -> Tensor | None:  # fmt: skip
     """Into out [H, n, E], where it is given; the gradient of the shift [H, E], if it is wanted. grad: of the table otherwise, float32, contiguous."""
     heads, n, size = table.shape
     block = min(32, max(16, next_power_of_2(size)))
@@ -189,11 +183,8 @@ def add_shift_kernel(
     valid = (i < length)[:, None] & (d < D)[None, :]
     x = tl.load(q + b * q_b + h * q_h + i[:, None] * q_l + d[None, :], mask=valid, other=0.0)
     y = tl.load(shift + h * shift_h + d * shift_d, mask=d < D, other=0.0).to(x.dtype).to(tl.float32)
-    tl.store(
-        out + b * out_b + h * out_h + i[:, None] * out_l + d[None, :],
-        (x.to(tl.float32) + y[None, :]).to(x.dtype),
-        mask=valid,
-    )
+    at = out + b * out_b + h * out_h + i[:, None] * out_l + d[None, :]
+    tl.store(at, (x.to(tl.float32) + y[None, :]).to(x.dtype), mask=valid)
 
 
 def add_shift(launch: Launch, q: Tensor, shift: Tensor) -> Tensor:
@@ -234,19 +225,8 @@ step's time on an H200, waiting for memory."""
 
 @triton.jit(do_not_specialize=["first", "count", "n", "factor"])
 def place_kernel(
-    source,
-    source_x,
-    out,
-    out_x,
-    out_n,
-    first,
-    count,
-    n,
-    factor,
-    SIZE: tl.constexpr,
-    STEP: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    source, source_x, out, out_x, out_n, first, count, n, factor, SIZE: tl.constexpr, STEP: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
     """out[x, row, e] = factor source[x, row - first, e], and zeros in other rows; one program for each block of (row, e)."""
     blocks = tl.cdiv(n * SIZE, BLOCK)
     pid = tl.program_id(0)
