@@ -105,7 +105,7 @@ def check(
         found = {"q": dq.float(), "k": dk.float(), "v": dv.float()}
         tables = []
         if d_rows is not None:
-            gradient = rows_of(d_rows, batch, lq).float()
+            gradient = rows_of(d_rows, batch, lq).float() * scale
             table = x.table.float().expand(heads[0], -1, -1)
             d_states = gradient @ table
             if given is None:
@@ -114,7 +114,7 @@ def check(
             if given is not None:
                 tables.append((x.states, d_states))
         if d_cols is not None:
-            gradient = rows_of(d_cols, batch, lk).float()
+            gradient = rows_of(d_cols, batch, lk).float() * scale
             own = k.float().repeat_interleave(heads[0] // heads[1], 1)
             more = gradient @ x.key_table.float()
             found["k"] += more.unflatten(1, (heads[1], -1)).sum(2)

@@ -37,7 +37,7 @@ def run_backward(
     dq: Tensor, dk: Tensor, dv: Tensor, rows: Band | None, cols: Band | None, mass: Band | None, d_rows: Band | None, d_cols: Band | None,
     schedule: Schedule | None = None,
 ) -> None:  # fmt: skip
-    """Fills dq, dk and dv without what rows and cols add to them, and d_rows and d_cols."""
+    """Fills dq, dk and dv without what rows and cols add to them, and d_rows and d_cols, which are still to be multiplied with the scale."""
     q, k, v = x.q, x.k, x.v
     batch, heads, q_length, size = q.shape
     kv_heads, k_length = k.shape[1:3]
@@ -104,7 +104,7 @@ def run_backward(
     if d_rows is not None:
         launch(
             finish_rows, batch * heads * -(-q_length // 64), outer, d_rows.ptr, outer.shape[2], blocks, q_length, num.offset, d_rows.h,
-            d_rows.pitch, d_rows.origin, d_rows.lo, d_rows.hi, scale, 64, KEYS.value, num_warps=2,
+            d_rows.pitch, d_rows.origin, d_rows.lo, d_rows.hi, 64, KEYS.value, num_warps=2,
         )  # fmt: skip
 
 
