@@ -117,7 +117,7 @@ def attend_plain(q: Tensor, k: Tensor, v: Tensor, plan: Plan | None, causal: boo
         return None
     if masks:
         return plain_call.run(q, k, v, plan, causal, {"causal": causal, **masks})
-    if plan is None:
+    if plan is None and not (causal and 1 != q.shape[2] != k.shape[2]):
         return plain_call.run_without_terms(q, k, v, causal)
     return plain_call.run(q, k, v, plan, causal)
 

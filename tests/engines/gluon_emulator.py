@@ -492,6 +492,23 @@ def launch(module, kernel, programs, args, constants):
         function(*args, **{name: Constant(x) for name, x in constants.items()})
 
 
+def emulate(module):
+    """A launch(...) as in triton/launcher.py."""
+
+    def run(called, programs, *args, **constants):
+        constants.pop("num_warps", None)
+        args = [describe(x) if type(x).__name__ == "TensorDescriptor" else x for x in args]
+        launch(module, called, programs, args, constants)
+
+    return run
+
+
+def set_processors(monkeypatch, number):
+    """A device with so many processors."""
+    found = types.SimpleNamespace(multi_processor_count=number)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: found)
+
+
 def with_bounds(inputs):
     """The same with padding as bytes, and the bounds of real keys as padding.find_bounds has them."""
     if inputs.key_mask is None:

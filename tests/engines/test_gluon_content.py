@@ -44,7 +44,7 @@ def draw(span, lengths, start=0, heads=(2, 1), batch=1, states=0, bias=False, ke
 # ---- a term over every distance ------------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def rolling():
-    return gluon_emulator.load("skew.py", "rolling.py")
+    return gluon_emulator.load("rolling_prepare.py", "skew.py", "rolling.py")
 
 
 def check_rolling(

@@ -1,6 +1,7 @@
 """The Gluon backward pass with a content term over every distance (Transformer-XL) on a Hopper GPU: checked against float64, then timed.
 
     python -m tests.gpu.gluon_rolling --out FILE.json [--only causal,step] [--skip check,time] [--seconds 80] [--pair]
+    python -m tests.gpu.gluon_rolling --profile [--seconds 20]        which kernels a training step of the encoding launches, and their times
 
 Jobs run in processes of their own, as in tests/gpu/hopper.py. Times are replayed graphs: of the backward pass with all that belongs to it, of its two
 kernels alone, of the Triton pair (--pair), and of a whole step through `attend`, beside cuDNN's without positions.
@@ -19,13 +20,16 @@ from tests.gpu import hopper
 FLAGS = (("", "causal"), ("window", "band"), ("padding", "causal padding"), ("causal documents",), ("all",))
 LENGTHS = ((600, 600), (1, 1), (65, 65), (129, 200), (1000, 1000), (1300, 700), (2500, 2500))
 ROWS = (  # batch, heads, length, masks
-    (4, 16, 4096, ""), (4, 16, 4096, "causal"), (1, 16, 16384, ""), (1, 16, 16384, "causal"), (8, 12, 2048, ""), (16, 12, 1024, "causal"),
-    (16, 12, 512, ""), (4, 16, 4096, "padding"),
+    (4, 16, 4096, ""), (4, 16, 4096, "causal"), (1, 16, 16384, ""), (1, 16, 16384, "causal"), (8, 12, 2048, ""), (8, 12, 2048, "causal"),
+    (16, 12, 1024, ""), (16, 12, 1024, "causal"), (16, 12, 512, ""), (16, 12, 512, "causal"), (4, 16, 4096, "no bias"), (4, 16, 4096, "padding"),
 )  # fmt: skip
-PAIRS = (0, 2, 6)  # rows whose pair is timed too, with --pair
+LONGEST_PAIR = 2048  # the Triton pair is timed up to this length, with --pair
 SCHEDULES = (
-    {"add": 0}, {"turns": True}, {"key_turns": True}, {"registers": (200, 88, 24)}, {"key_stages": 3},
+    {"add": 0}, {"add": 2}, {"add": 3}, {"turns": False}, {"key_turns": False},
 )  # fmt: skip
+
+
+DEPTHS = ((4, 6, False), (5, 6, True), (4, 8, True), (3, 5, True))  # stages, ring and turns of the forward pass
 
 
 def checks(only):
@@ -50,15 +54,19 @@ def timings(only, pair):
     for number, (batch, heads, length, masks) in enumerate(ROWS):
         name = f"B{batch} H{heads} L{length} | {masks}"
         jobs.append({"kind": "time", "name": name, "batch": batch, "heads": heads, "length": length, "masks": masks, "schedules": number == 0,
-                     "pair": pair and number in PAIRS})  # fmt: skip
+                     "pair": pair and length <= LONGEST_PAIR})  # fmt: skip
     return [job for job in jobs if not only or any(part in job["name"] for part in only)]
 
 
 def warm_ups(jobs):
-    """Padding or none: each is a variant, and so is each schedule."""
-    small = [{**job, "kind": "warm", "name": f"compile {job['masks']}", "batch": 1, "heads": 2, "length": 2304} for job in jobs]  # fmt: skip
-    found = {"padding" in job["masks"]: job for job in reversed(small)}
-    return [[job] for job in found.values()], [[{**job, "schedule": x}] for job in small[:1] for x in SCHEDULES]
+    """Padding, no bias or neither: each is a variant, and so is each schedule; the pair has its own for each length."""
+    small = [{**job, "kind": "warm", "name": f"compile {job['name']}", "batch": 1, "heads": 2, "length": min(job["length"], 2304)} for job in jobs]  # fmt: skip
+    found = {
+        ("padding" in job["masks"], "no bias" in job["masks"], job["pair"] and job["length"]): job
+        for job in reversed(small)
+    }
+    variants = [{"schedule": x} for x in SCHEDULES] + [{"depth": x} for x in DEPTHS]
+    return [[job] for job in found.values()], [[{**job, **x}] for job in small[:1] for x in variants]
 
 
 # ---- in a process of its own ------------------------------------------------------------------------------------------
@@ -77,7 +85,7 @@ def make_plan(heads, lq, lk, bias):
 def release(enabled=True):
     from posenc.engines import gluon
 
-    gluon.SHORTEST_CONTENT_BACKWARD = 1 if enabled else 1 << 30
+    gluon._failures[:] = [] if enabled else ["the pair is asked for"]
     gluon.FEWEST = gluon.SHORTEST = 1
     gluon.give_up = fail
 
@@ -97,7 +105,7 @@ class Call:
         release()
         self.masks = hopper.make_masks(masks, batch, lq, lk, timed)
         self.q, self.k, self.v = hopper.make_tensors(batch, heads, kv_heads, lq, lk, 64, torch.bfloat16, "transposed")
-        self.plan = make_plan(heads, lq, lk, bias)
+        self.plan = make_plan(heads, lq, lk, bias and "no bias" not in masks)
         self.x, self.num, self.scale = hopper.prepare(self.q, self.k, self.v, self.plan, **self.masks)
         self.do = torch.randn_like(self.q)
         self.launch = launcher.launch
@@ -124,6 +132,14 @@ class Call:
                 name: finish_gradient(self.launch, y, getattr(self.x, name)) for name, y in zip(GRADIENTS, found) if y is not None
             }  # fmt: skip
 
+    def run_forward(self, depth):
+        import torch
+
+        from posenc.engines.gluon.rolling_launch import Depth, run_forward
+
+        with torch.no_grad():
+            run_forward(self.launch, self.x, self.num, self.scale, self.out, self.lse, Depth(*depth))
+
     def run_kernel(self, name, schedule=None):
         """One kernel, and what prepares it."""
         import torch
@@ -131,7 +147,7 @@ class Call:
         from posenc.engines.gluon import rolling_backward_launch
 
         def launch(kernel, *args, **options):
-            if kernel.__name__ in ("prepare", "prepare_rolling", name):
+            if kernel.__name__ in ("prepare", "prepare_rolling", "split_bias", name):
                 self.launch(kernel, *args, **options)
 
         grads = [torch.empty_like(y) for y in (self.q, self.k, self.v)]
@@ -198,6 +214,9 @@ def make_call(job):
 
 def warm_up(job):
     call = make_call(job)
+    if "depth" in job:
+        call.run_forward(job["depth"])
+        return {}
     if "schedule" in job:
         call.run_kernel(kernel_of(job["schedule"]), job["schedule"])
         return {}
@@ -234,7 +253,7 @@ def times(job):
     call = make_call(job)
     q, k, v = (x.detach().requires_grad_() for x in (call.q, call.k, call.v))
     # not call.plan: what call.x holds was made of its tables on another stream, which a captured backward pass must not wait for
-    plan = make_plan(job["heads"], job["length"], job["length"], True)
+    plan = make_plan(job["heads"], job["length"], job["length"], "no bias" not in job["masks"])
 
     def plain():
         with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
@@ -262,6 +281,51 @@ def times(job):
         yield kernel, hopper.time_graph(lambda: call.run_kernel(kernel))  # noqa: B023
     for schedule in SCHEDULES if job["schedules"] else ():
         yield str(schedule), hopper.time_graph(lambda: call.run_kernel(kernel_of(schedule), schedule))  # noqa: B023
+    for depth in DEPTHS if job["schedules"] else ():
+        yield f"forward {depth}", hopper.time_graph(lambda: call.run_forward(depth))  # noqa: B023
+
+
+def profile(seconds):
+    """The kernels of a step of TransformerXL, its projection included: microseconds and launches."""
+    import torch
+    from torch.profiler import ProfilerActivity
+
+    from posenc import Positions, TransformerXL, attend
+
+    began = time.monotonic()
+    for batch, heads, length, causal in (
+        (4, 16, 4096, False),
+        (4, 16, 4096, True),
+        (16, 12, 512, False),
+        (1, 16, 16384, False),
+    ):
+        if time.monotonic() - began > seconds:
+            break
+        encoding = TransformerXL(d_model=64 * heads, heads=heads, causal=causal).to("cuda", torch.bfloat16)
+        q, k, v = (
+            x.requires_grad_()
+            for x in hopper.make_tensors(batch, heads, heads, length, length, 64, torch.bfloat16, "transposed")
+        )
+        g, leaves = torch.randn_like(q), (q, k, v, *encoding.parameters())
+
+        def step():
+            out = attend(q, k, v, encoding.plan(Positions(length)), causal=causal)  # noqa: B023
+            return torch.autograd.grad(out, leaves, g)  # noqa: B023
+
+        for _ in range(5):
+            step()
+        torch.cuda.synchronize()
+        with torch.profiler.profile(activities=[ProfilerActivity.CUDA]) as record:
+            for _ in range(5):
+                step()
+            torch.cuda.synchronize()
+        events = [x for x in record.key_averages() if x.device_time_total]
+        print(
+            f"B{batch} H{heads} L{length} {'causal' if causal else ''}: {sum(x.device_time_total for x in events) / 5:.0f} µs of kernels",
+            flush=True,
+        )
+        for x in sorted(events, key=lambda x: -x.device_time_total)[:24]:
+            print(f"  {x.device_time_total / 5:9.1f} µs {x.count / 5:5.1f} x  {x.key[:110]}", flush=True)
 
 
 def main() -> None:
@@ -271,8 +335,14 @@ def main() -> None:
     parser.add_argument("--skip", default="")
     parser.add_argument("--seconds", type=float, default=80.0)
     parser.add_argument("--pair", action="store_true", help="time the Triton pair too, which compiles for long")
+    parser.add_argument("--warm", action="store_true", help="compile what is timed, and nothing else")
+    parser.add_argument("--workers", type=int, default=10)
+    parser.add_argument("--profile", action="store_true")
     parser.add_argument("--work", action="store_true")
     args = parser.parse_args()
+    if args.profile:
+        profile(args.seconds)
+        return
     if args.work:
         hopper.work(check, measure, warm_up)
         return
@@ -287,10 +357,11 @@ def main() -> None:
     checked, timed = hopper.Answers(save), hopper.Answers(save)
     jobs = timings(args.only, args.pair)
     if "check" not in args.skip:  # what is timed is compiled beside them
-        share = 1.0 if "time" in args.skip else 0.5
+        share = 1.0 if "time" in args.skip or args.warm else 0.5
         kernels, schedules = warm_ups(jobs)
-        hopper.run_all(kernels + checks(args.only) + schedules, 10, began + share * args.seconds, checked)
-    jobs = [] if "time" in args.skip else jobs
+        tested = [] if args.warm else checks(args.only)
+        hopper.run_all(kernels + tested + schedules, args.workers, began + share * args.seconds, checked)
+    jobs = [] if "time" in args.skip or args.warm else jobs
     failed = [x for x in checked if "failed" in x]
     hopper.run_all([[job] for job in jobs], 1, began + args.seconds, timed)
     save()

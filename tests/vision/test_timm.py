@@ -61,6 +61,26 @@ def swin_v2():
     return model, 32, {"WindowAttention.forward"}
 
 
+def swin_v2_cr():
+    model = models("swin_transformer_v2_cr").SwinTransformerV2Cr(
+        img_size=(32, 32), patch_size=2, window_size=4, embed_dim=16, depths=(2, 2), num_heads=(2, 4), num_classes=5
+    )
+    return model, 32, {"WindowMultiHeadAttention._relative_positional_encodings"}
+
+
+def gcvit():
+    model = models("gcvit").GlobalContextVit(
+        img_size=64,
+        window_size=(4, 4),
+        window_ratio=(4, 2),
+        embed_dim=8,
+        depths=(2, 2),
+        num_heads=(2, 4),
+        num_classes=5,
+    )
+    return model, 64, {"RelPosBias.get_bias"}
+
+
 def beit():
     model = models("beit").Beit(
         img_size=16, patch_size=4, embed_dim=16, depth=2, num_heads=2, num_classes=5, use_rel_pos_bias=True
@@ -102,7 +122,7 @@ def sam():
 
 
 MODELS = {
-    "swin": swin, "swin v2": swin_v2, "beit": beit, "vit relpos": vit_relpos, "vit relpos mlp": lambda: vit_relpos("mlp"),
+    "swin": swin, "swin v2": swin_v2, "swin v2 cr": swin_v2_cr, "gcvit": gcvit, "beit": beit, "vit relpos": vit_relpos, "vit relpos mlp": lambda: vit_relpos("mlp"),
     "maxvit": maxvit, "maxvit tf": lambda: maxvit("bias_tf"), "maxvit mlp": lambda: maxvit("mlp"), "sam": sam,
 }  # fmt: skip
 
@@ -153,7 +173,20 @@ def test_as_on_a_gpu(name, monkeypatch):
     gradients_agree(our_gradients, their_gradients)
 
 
-@pytest.mark.parametrize("name", ["swin", "swin v2", "maxvit", "sam"])
+@pytest.mark.parametrize("name", ["swin v2 cr", "vit relpos mlp", "maxvit mlp"])
+def test_networks_that_make_biases_have_dropout(name):
+    """A model in training, as create_model returns it, is accelerated, and its biases are drawn anew in every call."""
+    model, images, _ = make(name)
+    timm.accelerate(model.train())
+    assert all(module.training for module in model.modules())
+    first = next(module for module in model.modules() if "posenc_replaced" in module.__dict__)
+    biases = [getattr(first, first.__dict__["posenc_replaced"])() for _ in range(2)]
+    with torch.no_grad():
+        biases += [getattr(first, first.__dict__["posenc_replaced"])() for _ in range(2)]
+    assert not any(torch.equal(biases[i], biases[j]) for i in range(4) for j in range(i))
+
+
+@pytest.mark.parametrize("name", ["swin", "swin v2", "swin v2 cr", "maxvit", "sam"])
 def test_copies_restore_and_changed_parameters(name):
     model, images, _ = make(name)
     with torch.no_grad():

@@ -21,10 +21,7 @@ import triton
 import triton.language as tl
 
 from ..engines.triton.tiles import load_tile, matmul
-from .kernel_parts import add_rows, begin, last_tile, store_rows, visible_keys
-
-NEG_INF = tl.constexpr(float("-inf"))
-LOG2E = tl.constexpr(1.4426950408889634)
+from .kernel_parts import LOG2E, NEG_INF, accumulate, add_rows, begin, last_tile, store_rows, visible_keys
 
 
 @triton.jit
@@ -66,7 +63,7 @@ def forward_kernel(
         v_tile = load_tile(v_ptr, v.l, n0, k_length, dv, DV, N, True)
         visible = visible_keys(tokens, b, i, j, k_length, 0)
         s, gates, _, _, _ = count_tile(q_tile, k_tile, visible, count, numbers, last, scale)
-        m_i, l_i, acc = accumulate(s, v_tile, m_i, l_i, acc)
+        m_i, l_i, acc = accumulate(s, v_tile, m_i, l_i, acc, "ieee")
         count += tl.sum(gates, 1)
         n0 -= N
     far = tl.load(numbers + n_counts - 1)
@@ -78,22 +75,12 @@ def forward_kernel(
         s = matmul(q_tile, tl.trans(k_tile)) * scale + far[:, None]
         if tokens.real is not None or tokens.ids is not None:
             s = tl.where(visible_keys(tokens, b, i, j, k_length, 0), s, NEG_INF)
-        m_i, l_i, acc = accumulate(s, v_tile, m_i, l_i, acc)
+        m_i, l_i, acc = accumulate(s, v_tile, m_i, l_i, acc, "ieee")
     empty = l_i == 0.0
     total = tl.where(empty, 1.0, l_i)
     store_rows(out, at, inside, dv, DV, acc / total[:, None])
     # +inf for a fully masked query: its probabilities are zero in the backward pass
     tl.store(lse + at, tl.where(empty, float("inf"), m_i + tl.log(total)), mask=inside)
-
-
-@triton.jit
-def accumulate(s, v_tile, m_i, l_i, acc):
-    """The online softmax."""
-    m_new = tl.maximum(m_i, tl.max(s, 1))
-    top = tl.where(m_new == NEG_INF, 0.0, m_new)
-    weights = tl.exp2((s - top[:, None]) * LOG2E)
-    share = tl.exp2((m_i - top) * LOG2E)
-    return m_new, l_i * share + tl.sum(weights, 1), matmul(weights.to(v_tile.dtype), v_tile, acc * share[:, None])
 
 
 @triton.jit(do_not_specialize=["heads", "group", "q_length", "k_length", "n_counts"])

@@ -1,5 +1,5 @@
-"""What the kernels of stick-breaking and of contextual counts share. A program takes a block of queries and walks over the keys from right
-to left; dK and dV are added to float32 memory by atomics, in no fixed order."""
+"""What the kernels share. Those of stick-breaking and of contextual counts take a block of queries and walk over the keys from right to
+left; they add dK and dV to float32 memory by atomics, in no fixed order."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ import triton
 import triton.language as tl
 
 from ..engines.triton.tiles import load_tile
+
+NEG_INF = tl.constexpr(float("-inf"))
+LOG2E = tl.constexpr(1.4426950408889634)
 
 
 class Tokens(NamedTuple):
@@ -57,6 +60,17 @@ def visible_keys(tokens, b, i, j, k_length, STRICT: tl.constexpr):
 def last_tile(stop, k_length, N: tl.constexpr):
     """The first key of the last tile that has a key before `stop`."""
     return tl.cdiv(tl.minimum(stop, k_length), N) * N - N
+
+
+@triton.jit
+def accumulate(s, v_tile, m_i, l_i, acc, PRECISION: tl.constexpr):
+    """The online softmax. PRECISION: of products of float32."""
+    m_new = tl.maximum(m_i, tl.max(s, 1))
+    top = tl.where(m_new == NEG_INF, 0.0, m_new)
+    weights = tl.exp2((s - top[:, None]) * LOG2E)
+    share = tl.exp2((m_i - top) * LOG2E)
+    acc = tl.dot(weights.to(v_tile.dtype), v_tile, acc * share[:, None], input_precision=PRECISION)
+    return m_new, l_i * share + tl.sum(weights, 1), acc
 
 
 @triton.jit

@@ -1,17 +1,20 @@
-"""Stick-breaking attention and contextual counts on a GPU: the kernels as autograd functions."""
+"""Contextual attention on a GPU: the kernels as autograd functions."""
 
 from __future__ import annotations
+
+from functools import cache
 
 import torch
 from torch import Tensor
 
 from ..core.torch_modes import apply_function, is_exporting, transform_reason
 from ..engines import triton
+from ..engines.triton.device import is_traced
 
 
-def supports(q: Tensor, k: Tensor, v: Tensor) -> bool:
+def supports(q: Tensor, k: Tensor, v: Tensor, widest: int = triton.WIDEST) -> bool:
     """Whether the kernels run this call: on a GPU with Triton, in float32 or half precision, outside of torch.func and export."""
-    if triton.device_reason(q.device) is not None or q.numel() == 0 or max(q.shape[3], v.shape[3]) > triton.WIDEST:
+    if triton.device_reason(q.device) is not None or q.numel() == 0 or max(q.shape[3], v.shape[3]) > widest:
         return False
     if q.dtype not in triton.DTYPES or not q.dtype == k.dtype == v.dtype:
         return False
@@ -65,3 +68,52 @@ class _Contextual(torch.autograd.Function):
         of_left = None if d_left is None else d_left.contiguous()
         dq, dk, dv, *d_counts = call(backward, q, given, of_left, q, k, v, *more, ctx.scale, ctx.strict)
         return *(x.to(q.dtype) for x in (dq, dk, dv)), *(d_counts or [None]), None, None, None, None
+
+
+def supports_path(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether PaTH's kernels run this call. They hold products of a block's matrices, [D, D], whole: a program of theirs needs the shared
+    memory of a Hopper or a data centre's Blackwell GPU."""
+    widest = 128 if q.dtype == torch.bfloat16 else 64
+    return supports(q, k, v, widest) and (not q.is_cuda or _shared_memory(q.device) >= PATH_MEMORY)
+
+
+PATH_MEMORY = 229376
+
+
+@cache
+def _shared_memory(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+
+
+def path(
+    q: Tensor, k: Tensor, v: Tensor, w: Tensor, beta: Tensor, total: Tensor | None, real: Tensor | None, ids: Tensor | None, scale: float
+) -> Tensor:  # fmt: skip
+    return apply_function(_Path, q, k, v, w, beta.float().contiguous(), total, real, ids, scale)[0]
+
+
+class _Path(torch.autograd.Function):
+    @staticmethod
+    def forward(q, k, v, w, beta, total, real, ids, scale):
+        from .path_operators import OPERATORS, forward
+
+        return tuple((OPERATORS[forward] if is_traced(q) else forward)(q, k, v, w, beta, total, real, ids, scale))
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        *tensors, ctx.scale = inputs
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.save_for_backward(*tensors, *output)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, d_out, *_):
+        from .path_operators import OPERATORS, backward
+
+        if d_out is None:
+            return (None,) * 9
+        tensors, made = ctx.saved_tensors[:8], ctx.saved_tensors[8:]
+        function = OPERATORS[backward] if is_traced(d_out) else backward
+        grads = function(d_out.to(tensors[0].dtype), *tensors, list(made), ctx.scale)
+        d_total = grads[5].double() if len(grads) > 5 else None
+        return *grads[:5], d_total, None, None, None

@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 from ..engines.triton.device import define_operator, is_traced, launch_on
-from ..engines.triton.launcher import launch
+from ..engines.triton.launcher import launch_known
 from ..engines.triton.schedule import cdiv, next_power_of_2
 from ..engines.triton.structs import View
 from . import count_kernels, stick_kernels
 from .kernel_parts import Tokens
 
-__all__ = ["backward", "call", "forward"]
+__all__ = ["backward", "call", "forward", "launch_variant", "make_tokens", "make_view"]
 
 
 def forward(
@@ -50,23 +50,49 @@ def choose_tile(widest: int, is_float32: bool) -> tuple[int, int, int]:
     return (64, 32, 4) if widest <= 128 else (32, 32, 4)
 
 
-def _launch(kernel, tensors, real, ids, given, scale, *more, **constants) -> None:
+def _launch(kernel, tensors, real, ids, given, scale, *more, STRICT: int | None = None) -> None:
     """kernel(*tensors as views, masks, *given, *lengths, scale, *more), one program for each block of queries."""
     q, k, v = tensors[:3]
-    views = [View(x, *x.stride()[:3]) for x in (x if x.stride(-1) == 1 else x.contiguous() for x in tensors)]
-    real = None if real is None else real.to(torch.uint8).contiguous()
-    ids = None if ids is None else ids.long().contiguous()
-    real_row, ids_row = (0 if x is None or x.shape[0] == 1 else x.shape[1] for x in (real, ids))
     size, v_size = q.shape[3], v.shape[3]
     block_d, block_dv = (max(16, next_power_of_2(x)) for x in (size, v_size))
     m, n, warps = choose_tile(max(block_d, block_dv), q.dtype == torch.float32)
     lengths = q.shape[1], q.shape[1] // k.shape[1], q.shape[2], k.shape[2]
-    constants |= dict(D=size, DV=v_size, BLOCK_D=block_d, BLOCK_DV=block_dv, M=m, N=n, num_warps=warps, num_stages=2)
+    constants = size, v_size, block_d, block_dv, m, n, *(() if STRICT is None else (STRICT,))
+    views = [make_view(x) for x in tensors]
     programs = q.shape[0] * q.shape[1] * cdiv(q.shape[2], m)
     with launch_on(q):
-        launch(
-            kernel, programs, *views, Tokens(real, real_row, ids, ids_row), *given, *lengths, scale, *more, **constants
-        )
+        arguments = (*views, make_tokens(real, ids), *given, *lengths, scale, *more, *constants)
+        launch_variant(kernel, programs, q.device, arguments, num_warps=warps, num_stages=2)
+
+
+def make_view(x: Tensor) -> View:
+    x = x if x.stride(-1) == 1 else x.contiguous()
+    return View(x, *x.stride()[:3])
+
+
+def make_tokens(real: Tensor | None, ids: Tensor | None) -> Tokens:
+    real = None if real is None else real.to(torch.uint8).contiguous()
+    ids = None if ids is None else ids.long().contiguous()
+    return Tokens(real, _row(real), ids, _row(ids))
+
+
+def _row(x: Tensor | None) -> int:
+    return 0 if x is None or x.shape[0] == 1 else x.shape[1]
+
+
+def launch_variant(kernel, programs: int, device: torch.device, arguments: tuple, **options: int) -> None:
+    """kernel[(programs,)](*arguments), by launch_known. The variant follows from what is absent, dtypes, constants, and which addresses
+    and numbers are divisible by 16 or wide."""
+    key: list[object] = [id(kernel), device, options["num_warps"]]
+    for x in arguments:
+        for y in x if isinstance(x, tuple) else (x,):
+            if isinstance(y, Tensor):
+                key.append((y.dtype, y.data_ptr() & 15 == 0))
+            elif isinstance(y, float):
+                key.append(float)
+            else:
+                key.append(y if y is None or isinstance(y, str) or y <= 256 else (y & 15 == 0, y >= 1 << 31))
+    launch_known(tuple(key), kernel, programs, device, arguments, **options)
 
 
 def _empty_outputs(q: Tensor, v: Tensor, by_count: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -28,6 +28,7 @@ from ..core.plan import Plan
 from ..core.positions import Positions
 from ..core.precision import no_autocast
 from ..functional import attend, merge
+from . import launch
 from .blocks import NEG_INF, check, document_ids, real_tokens, softmax
 
 BLOCK = 64
@@ -78,8 +79,11 @@ def path(
         beta = beta * real[:, None]
         gates = None if gates is None else gates * real[:, None]
     total = None if gates is None else gates.double().cumsum(-1)
+    scale = q.shape[3] ** -0.5 if scale is None else scale
+    if block is None and launch.supports_path(q, k, v):
+        return launch.path(q, k, v, w, beta, total, real, ids, scale)
     with no_autocast(q.device):
-        halves = Halves(q, k, v, total, real, ids, q.shape[3] ** -0.5 if scale is None else scale)
+        halves = Halves(q, k, v, total, real, ids, scale)
         return halves.run(w, beta, min(block or BLOCK, max(1, q.shape[2]))).to(q.dtype)
 
 

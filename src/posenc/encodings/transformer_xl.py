@@ -36,8 +36,8 @@ def beyond_shift(bias: Tensor, shift: Tensor) -> Tensor:
     return bias.to(torch.promote_types(bias.dtype, torch.float32)) - shift
 
 
-_memo = Memo(most=16, numbers=1 << 23)
-"""The layers of a model use the same waves one after another, and a training loop the same in every step."""
+_memo = Memo(most=16, numbers=1 << 25)
+"""The layers of a model use the same waves one after another, and a training loop the same in every step: up to 8192 tokens of 1024 channels."""
 
 
 def _kept_waves(

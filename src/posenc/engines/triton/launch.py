@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ...core.constants import constant
+from ...core.launches import is_recording
 from .. import gluon
 from . import schedule
 from .alignment import align_rows
@@ -48,7 +49,12 @@ def run_forward(
     lse = q.new_empty(batch, heads, padded(q_length), dtype=torch.float32)
     if out.numel() == 0 or k_length == 0:
         return out.zero_(), lse.fill_(float("inf")), _zero_mass(x, num)
-    if gluon.refuse(x, num, scale, dropout) is None:
+    if is_recording():  # and so nothing is computed: what texts of other lengths would launch is compiled with this one
+        if (gluon.refuse_any_size(x, num, scale, dropout) or gluon.refuse_slower(x, num)) is None:
+            from ..gluon.launch import record_forward
+
+            record_forward(launch, x, num, scale, out, lse)
+    elif gluon.refuse(x, num, scale, dropout) is None:
         from ..gluon.launch import run_forward as run_gluon
 
         return run_gluon(launch, x, num, scale, out, lse)
@@ -199,16 +205,9 @@ def run_backward(
     terms = _make_terms(launch, x, num, kind)
     if x.value is not None:
         d_mass = band_from_states(
-            launch,
-            do,
-            x.value,
-            heads,
-            num.mass_lo,
-            num.mass_hi,
-            num.offset,
-            rounded=kind.startswith("wide"),
+            launch, do, x.value, heads, num.mass_lo, num.mass_hi, num.offset, rounded=kind.startswith("wide"),
             wide=kind.startswith("wide"),
-        )
+        )  # fmt: skip
         terms = terms._replace(mass=d_mass)
     table = x.table.to(q.dtype) if needs_rows else None
     d_terms = Grads(None, d_cols, d_bias, grads["slopes"], grads["scales"], grads["decay_k"], grads["decay_q"])

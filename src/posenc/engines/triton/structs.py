@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 NOT_SPECIALISED = frozenset(
     ("lo", "hi", "first", "origin", "q_row", "k_row", "keys_row", "doc_q_row", "doc_k_row", "doc_q_keys_row", "doc_k_queries_row",
-     "extra_b", "extra_h", "extra_q", "extra_k")
+     "extra_b", "extra_h", "extra_q", "extra_k", "heads", "group", "length", "blocks", "nodes", "levels", "rows_q", "rows_k")
 )  # fmt: skip
 """Fields whose values are of no use to the compiler (launcher.py): lengths and bounds."""
 
