@@ -46,11 +46,6 @@ def can_copy(band: Band, other: int) -> bool:
     return band.ptr.numel() + other < 1 << 31
 
 
-def holds_tiles(band: Band, lo: int, hi: int, overhang: int) -> bool:
-    """Whether all distances of a tile lie between the band's ends if one of them lies in lo .. hi; overhang: rows and columns of a tile less 2."""
-    return band.lo < lo - overhang and hi + overhang < band.hi
-
-
 @gluon.jit
 def copy_tiles(
     copies, count, head, m0, n0, BM: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr, MASS: gl.constexpr, ENDS: gl.constexpr
@@ -154,9 +149,7 @@ def load_by_columns(
 
 
 @gluon.jit
-def load_by_rows(
-    band, head, first, dist, length, OWN: gl.constexpr, OTHER: gl.constexpr, L: gl.constexpr
-):
+def load_by_rows(band, head, first, dist, length, OWN: gl.constexpr, OTHER: gl.constexpr, L: gl.constexpr):
     """float32 [OWN, OTHER]: own tokens as rows. `first` may lie after the last token."""
     ptr, d_ptr, size, pitch, origin, lo, hi = band
     row, eight, column = coordinates(by_eights(gl.zeros([OWN, OTHER], gl.float32, L)))

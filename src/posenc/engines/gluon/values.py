@@ -134,7 +134,9 @@ def normalise(
         j = i[:, None] + r - offset
         tile = j // KEYS
         stored = valid[:, None] & (r > lo) & (r < hi) & (j >= 0) & (j <= last_key[:, None])
-        stored = stored & (tile >= first) & (tile < last)  # and not far, where a wide band reaches further than the span
+        stored = (
+            stored & (tile >= first) & (tile < last)
+        )  # and not far, where a wide band reaches further than the span
         stored = stored & ((tile < left0) | (tile >= left1)) & ((tile < right0) | (tile >= right1))
         x = tl.load(base + c, mask=stored, other=0.0).to(tl.float32)
         peak = tl.load(peaks + (bh * slots + tile % slots) * row + i[:, None], mask=stored, other=float("-inf"))

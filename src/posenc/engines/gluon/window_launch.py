@@ -61,7 +61,9 @@ def run_forward(
         tiles_of_keys = describe_band(cols, x.k.shape[2], x.q.shape[2], [tile.keys, ROWS.value])
     of_mass = (lse, lse, lse, 0, 0, 0, 0, 0, 1)  # unused
     if mass is not None:
-        slots = -(-(mass.hi - mass.lo + ROWS.value) // tile.keys) + 1  # tiles of keys that are near for the queries of a consumer
+        slots = (
+            -(-(mass.hi - mass.lo + ROWS.value) // tile.keys) + 1
+        )  # tiles of keys that are near for the queries of a consumer
         peaks, ends = (lse.new_empty(*lse.shape[:2], count, lse.shape[2]) for count in (slots, 2))
         of_mass = (mass.ptr, peaks, ends, mass.h, mass.pitch, mass.origin, mass.lo, mass.hi, slots)
     queries, near, span = ROWS.value * CONSUMERS.value, (num.lo, num.hi), (num.rows_lo, num.rows_hi)

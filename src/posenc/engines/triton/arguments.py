@@ -162,7 +162,7 @@ def _tables(q: Tensor, lowered: LoweredPlan, tables: Tables) -> tuple[dict[str, 
     facts = lowered.facts
     bias_span, query_span, key_span, value_span = facts.spans
     visible = _visible_distances(lowered)
-    is_long = min(facts.q_length, facts.k_length) >= gluon.SHORTEST_CONTENT_BACKWARD
+    is_long = min(facts.q_length, facts.k_length) >= gluon.LONG
     if query_span is not None and bias_span == query_span:  # launch._is_bias_in_rows: the bias may join the row term
         bias_span = _band_span(bias_span, visible, is_long)
     tensors: dict[str, Tensor | None] = {}
@@ -203,7 +203,9 @@ def _band_span(span: Span, visible: Span | None, is_long: bool) -> Span:
     so that tiles at its ends lie within the band. In a long text tiles that are partly visible do so as well (gluon/content_launch.py)."""
     if visible is None:
         return span
-    if span[0] <= visible[0] and visible[1] <= span[1] and visible[1] - visible[0] >= LONGEST:  # gluon/rolling.py, which needs no more
+    if (
+        span[0] <= visible[0] and visible[1] <= span[1] and visible[1] - visible[0] >= LONGEST
+    ):  # gluon/rolling.py, which needs no more
         return visible
     margin = MARGIN if span[1] - span[0] >= schedule.WIDE else 0
     over = margin if is_long else 0
