@@ -146,8 +146,18 @@ def test_window_lengths(window, monkeypatch, lengths, causal):
 def test_window_and_values(window, monkeypatch, span, causal):
     check_window(window, monkeypatch, span, (450, 450), values=True, masks={"causal": causal})
     real = torch.arange(300) % 50 < 40
-    check_window(window, monkeypatch, span, (300, 250), start=3, values=True, masks={"causal": causal, "key_mask": real[None, :250]})
-    check_window(window, monkeypatch, span, (200, 450), start=250, values=True, masks={"window": (90, 0 if causal else 30)})
+    check_window(
+        window,
+        monkeypatch,
+        span,
+        (300, 250),
+        start=3,
+        values=True,
+        masks={"causal": causal, "key_mask": real[None, :250]},
+    )
+    check_window(
+        window, monkeypatch, span, (200, 450), start=250, values=True, masks={"window": (90, 0 if causal else 30)}
+    )
 
 
 @pytest.mark.parametrize("tile", [(64, 4, 1), (128, 3, 2), (64, 2, 2)])

@@ -37,7 +37,8 @@ FEWEST_PLAIN = 256  # as measured: 64 x 12 x 128 tokens in 35 µs against 53, 16
 SHORTEST_CONTENT = 2048  # keys: of shorter texts most tiles are near ones, and the other kernel's are smaller
 SMALLEST = 2.0**-40
 SHORTEST_BACKWARD = 2048  # as measured
-SHORTEST_CONTENT_BACKWARD = 4096  # as measured; over every distance from SHORTEST on
+SHORTEST_CONTENT_BACKWARD = 512  # as measured
+LONG = 4096  # queries and keys from which on the bands of wide content terms hold every near tile (triton/arguments.py)
 WIDE_OF_128 = False  # content terms over wide spans, heads of 128, in the backward pass: compared on a card, not timed
 MOST_SUMS = 1 << 27  # float32 numbers of content_backward.py's outer
 MOST = 1 << 20  # blocks of keys in the backward pass: their order is made on the host
@@ -147,13 +148,6 @@ def refuse_rolling_backward(x: Inputs, num: Numbers, scale: float, dropout: floa
     return refuse_rolling(x, num, scale, dropout)
 
 
-def refuse_short(x: Inputs) -> str | None:
-    """Why the backward kernels with content terms do not run so short a text, or None."""
-    if min(x.q.shape[2], x.k.shape[2]) < SHORTEST_CONTENT_BACKWARD:
-        return f"with content terms it needs {SHORTEST_CONTENT_BACKWARD} queries and keys, got {x.q.shape[2]} and {x.k.shape[2]}"
-    return None
-
-
 def spans_all(x: Inputs, num: Numbers) -> bool:
     """Whether the content term has a row of its own for every visible distance."""
     first, last = visible_distances(x, num)
@@ -204,12 +198,12 @@ def refuse_call(x: Inputs, num: Numbers, scale: float, dropout: float, reads: se
 
 def refuse_backward(x: Inputs, num: Numbers, scale: float, dropout: float, do: torch.Tensor) -> str | None:
     """Why the backward kernel does not run this call, or None."""
-    reason = refuse_any_backward(x, do)
+    reason = refuse_any_backward(x, do) or refuse_size(x, SHORTEST_BACKWARD)
     if reason is not None:
         return reason
     if num.bias_hi - num.bias_lo > WIDEST_GRADIENT:
         return f"the bias spans more than {WIDEST_GRADIENT} distances"
-    return refuse_any_size(x, num, scale, dropout) or refuse_size(x)
+    return refuse_any_size(x, num, scale, dropout)
 
 
 def refuse_content_backward(x: Inputs, num: Numbers, scale: float, dropout: float, do: torch.Tensor) -> str | None:
@@ -218,15 +212,17 @@ def refuse_content_backward(x: Inputs, num: Numbers, scale: float, dropout: floa
         return "it needs a content term"
     reads = READS - {"bias", "slopes", "starts"} | {"table", "states", "key_table", "value"}
     reason = refuse_any_backward(x, do) or refuse_device(x.q.device)
-    reason = reason or refuse_call(x, num, scale, dropout, reads) or refuse_size(x) or refuse_short(x)
+    reason = reason or refuse_call(x, num, scale, dropout, reads) or refuse_size(x, SHORTEST_CONTENT_BACKWARD)
     if reason is not None:
         return reason
-    from .content_launch import is_one_sided
+    from .content_launch import holds_near_tiles, is_one_sided
 
     if x.table is not None and blocks_of_keys(x) * x.q.shape[1] // x.k.shape[1] * x.q.shape[2] > MOST_SUMS:
         return f"sums for each block of 128 keys and each query would be more than {MOST_SUMS}"
     if num.wide and x.q.shape[3] == 128 and not WIDE_OF_128:
         return "heads of 128 over wide spans were compared, but not timed"
+    if num.wide and min(x.q.shape[2], x.k.shape[2]) < LONG and not holds_near_tiles(x, num):
+        return "in so short a text, tiles reach beyond the bands"
     if num.queries:
         return "the row term has too many distances for one band in memory"
     if x.table is not None and not is_one_sided(x, num):
@@ -248,8 +244,6 @@ def refuse_any_backward(x: Inputs, do: torch.Tensor) -> str | None:
     blocks = blocks_of_keys(x)
     if not FEWEST <= blocks <= MOST:
         return f"it needs {FEWEST} blocks of 128 keys to fill a device and takes up to {MOST}, got {blocks}"
-    if min(x.q.shape[2], x.k.shape[2]) < SHORTEST_BACKWARD:
-        return f"it needs {SHORTEST_BACKWARD} queries and keys, got {x.q.shape[2]} and {x.k.shape[2]}"
     if bad_strides(do):
         return "the copy engine cannot read the output's gradient"
     return None

@@ -46,11 +46,6 @@ def can_copy(band: Band, other: int) -> bool:
     return band.ptr.numel() + other < 1 << 31
 
 
-def holds_tiles(band: Band, lo: int, hi: int, overhang: int) -> bool:
-    """Whether all distances of a tile lie between the band's ends if one of them lies in lo .. hi; overhang: rows and columns of a tile less 2."""
-    return band.lo < lo - overhang and hi + overhang < band.hi
-
-
 @gluon.jit
 def copy_tiles(
     copies, count, head, m0, n0, BM: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr, MASS: gl.constexpr, ENDS: gl.constexpr
@@ -169,15 +164,15 @@ def load_by_rows(band, head, first, dist, length, OWN: gl.constexpr, OTHER: gl.c
 
 
 @gluon.jit
-def store_by_columns(band, outer, x, head, first, dist, length, scale):
-    """scale * x [OTHER, OWN] within the span into the gradient's band; sums of x over other tokens beyond the span are added to outer
+def store_by_columns(band, outer, x, head, first, dist, length):
+    """x [OTHER, OWN] within the span into the gradient's band; sums of x over other tokens beyond the span are added to outer
     [own tokens] by two programs at most: the same bits in either order."""
     ptr, d_ptr, size, pitch, origin, lo, hi = band
     OTHER: gl.constexpr = x.shape[0]
     OWN: gl.constexpr = x.shape[1]
     x = by_eights(x)
     row, eight, column = coordinates(x)
-    low = (x * scale).to(d_ptr.dtype.element_ty)
+    low = x.to(d_ptr.dtype.element_ty)
     begin = begin_tile(band, head, first)
     if lies_within(band, dist, OWN, OTHER) & (first + OWN <= length):
         gl.store((d_ptr + (begin + dist)) + (row + column * pitch) + 8 * pitch * eight, low)
@@ -193,14 +188,14 @@ def store_by_columns(band, outer, x, head, first, dist, length, scale):
 
 
 @gluon.jit
-def store_by_query(band, outer, buffer, x, head, first, dist, length, scale):
+def store_by_query(band, outer, buffer, x, head, first, dist, length):
     """store_by_columns by way of shared memory, [own, other]: 16 bytes of one token at a time. Up to 7 zeros beside the span are stored too, in
     the room between tokens' rows."""
     ptr, d_ptr, size, pitch, origin, lo, hi = band
     OTHER: gl.constexpr = x.shape[0]
     OWN: gl.constexpr = x.shape[1]
     L: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
-    buffer.permute((1, 0)).store((x * scale).to(d_ptr.dtype.element_ty))
+    buffer.permute((1, 0)).store(x)
     gl.thread_barrier()
     low = buffer.load(L)
     own = gl.expand_dims(gl.arange(0, OWN, gl.SliceLayout(1, L)), 1)
@@ -211,19 +206,19 @@ def store_by_query(band, outer, buffer, x, head, first, dist, length, scale):
     is_stored = (eight + 7 >= lo) & (eight <= hi) & (own < length - first)
     place = (d_ptr + begin_aligned(band, head, first, dist)) + (own * (pitch // 16 * 16) + other)
     gl.store(place, gl.where(is_inside, low, 0.0).to(d_ptr.dtype.element_ty), mask=is_stored)
-    beyond = gl.sum(gl.where(is_inside, 0.0, low.to(gl.float32)), 1) * (1.0 / scale)
+    beyond = gl.sum(gl.where(is_inside, 0.0, low.to(gl.float32)), 1)
     gl.atomic_add(outer + first + gl.arange(0, OWN, beyond.type.layout), beyond, sem="relaxed")
 
 
 @gluon.jit
-def store_by_rows(band, x, below, above, head, first, dist, length, scale):
-    """scale * x [OWN, OTHER] between the ends of the span into the gradient's band; and each thread's sums of x at and beyond the ends."""
+def store_by_rows(band, x, below, above, head, first, dist, length):
+    """x [OWN, OTHER] between the ends of the span into the gradient's band; and each thread's sums of x at and beyond the ends."""
     ptr, d_ptr, size, pitch, origin, lo, hi = band
     OWN: gl.constexpr = x.shape[0]
     OTHER: gl.constexpr = x.shape[1]
     x = by_eights(x)
     row, eight, column = coordinates(x)
-    low = (x * scale).to(d_ptr.dtype.element_ty)
+    low = x.to(d_ptr.dtype.element_ty)
     # more than lies_within: the ends are sums
     if (dist - (OWN - 1) > lo) & (dist + (OTHER - 1) < hi) & (first + OWN <= length):
         begin = begin_aligned(band, head, first, dist)
@@ -238,10 +233,10 @@ def store_by_rows(band, x, below, above, head, first, dist, length, scale):
 
 
 @gluon.jit
-def store_row_ends(band, below, above, head, first, length, scale):
+def store_row_ends(band, below, above, head, first, length):
     """The sums that store_by_rows returned, at the ends of the span."""
     ptr, d_ptr, size, pitch, origin, lo, hi = band
-    below, above = gl.sum(below, 1) * scale, gl.sum(above, 1) * scale
+    below, above = gl.sum(below, 1), gl.sum(above, 1)
     own = gl.arange(0, below.shape[0], below.type.layout)
     place = (d_ptr + begin_tile(band, head, first)) + own * (pitch + 1)
     below += gl.where(hi > lo, 0.0, above)  # a span of one distance: it is both ends

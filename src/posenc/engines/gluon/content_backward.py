@@ -2,7 +2,7 @@
 
 Content terms lie in bands in memory (triton/band_layout.py), one number for each token and distance of the span:
 
-    rows [i, r]    states_i . table[r], part of a score          d_rows [i, r]    its gradient, ds
+    rows [i, r]    states_i . table[r], part of a score          d_rows [i, r]    its gradient, ds (less the factor scale)
     cols [j, -r]   k_j . key_table[r], part of a score           d_cols [j, -r]   its gradient, ds
     mass [i, r]    dO_i . value[r], part of dp
 
@@ -142,28 +142,9 @@ def add_dq_and_outer(use, bars, sizes, work, SLOTS: gl.constexpr, ADD: gl.conste
 
 # ---- consumers ----------------------------------------------------------------------------------------------------------
 @gluon.jit
-def store_copied(
-    copies, ds, by_query, by_key, copied, head, m0, n0, CID: gl.constexpr, D_ROWS: gl.constexpr, D_COLS: gl.constexpr
-):  # fmt: skip
-    """ds [keys, queries] into the gradients' bands, by way of shared memory."""
-    band_full, band_empty, rows, cols, mass, d_rows_desc, d_cols_desc = copies
-    if D_ROWS:
-        by_query.permute((1, 0)).store(ds)
-    if D_COLS:
-        by_key.store(ds)
-    fence_async_shared()
-    gl.thread_barrier()
-    mbarrier.arrive(band_empty.index(copied % BANDS))
-    if D_ROWS:
-        tma.async_copy_shared_to_global(d_rows_desc, [m0, head * rows[4] + n0 + rows[5]], by_query)
-    if D_COLS:
-        tma.async_copy_shared_to_global(d_cols_desc, [n0, head * cols[4] + m0 + cols[5]], by_key)
-
-
-@gluon.jit
 def content_step(
     k, v, dk, dv, p_a, below, above, far_keys, step, before, done, head, outer, scale, m0, n0, offset, is_masked, masks, limits, bands, smem, bars,
-    copies, copied, by_query, by_key, S_L: gl.constexpr, A_L: gl.constexpr, CID: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, IS_NEAR: gl.constexpr,
+    copies, copied, queries_smem, S_L: gl.constexpr, A_L: gl.constexpr, CID: gl.constexpr, FIRST: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, IS_NEAR: gl.constexpr,
     ROWS: gl.constexpr, COLS: gl.constexpr, MASS: gl.constexpr, D_ROWS: gl.constexpr, D_COLS: gl.constexpr, WINDOW: gl.constexpr,
     PADDED: gl.constexpr, DOCS: gl.constexpr, COPIED: gl.constexpr, LOADED: gl.constexpr,
 ):  # fmt: skip
@@ -223,27 +204,35 @@ def content_step(
     mbarrier.wait(ds_empty.index(slot), ((step // SLOTS) & 1) ^ 1)
     dp = warpgroup_mma_wait(2, deps=(dp,))
     ds = p * (dp - delta)
-    ds_smem.index(slot).slice(CID * HALF, HALF, 0).store(ds.to(q_smem.dtype))
+    low = ds.to(q_smem.dtype)
+    own_ds = ds_smem.index(slot).slice(CID * HALF, HALF, 0)
+    own_ds.store(low)
+    by_query = queries_smem
+    if COPIED and D_ROWS:
+        by_query = queries_smem.index(FIRST + step % 2).reshape([BM, COPY])
+        if IS_NEAR:
+            by_query.permute((1, 0)).store(low)
     if COPIED or LOADED:
-        tma.store_wait(0)  # what by_query and by_key held before is read by now
+        tma.store_wait(0)  # the copy engine has read the tiles of the step before
     fence_async_shared()
     gl.thread_barrier()
     mbarrier.arrive(ds_full.index(slot))
-    if IS_NEAR and LOADED:
+    if IS_NEAR and (COPIED or LOADED):
         mbarrier.arrive(copies[1].index(copied % BANDS))
-    natural = scale * 0.6931471805599453
     if IS_NEAR and COPIED:
-        store_copied(
-            copies, (ds * natural).to(q_smem.dtype), by_query, by_key, copied, head, m0, n0, CID, D_ROWS, D_COLS
-        )
+        if D_ROWS:
+            tma.async_copy_shared_to_global(copies[5], [m0, head * rows[2] + n0 + copies[2][5]], by_query)
+        if D_COLS:
+            tma.async_copy_shared_to_global(copies[6], [n0, head * cols[2] + m0 + copies[3][5]], own_ds)
     else:
         if IS_NEAR and D_ROWS and LOADED:
-            store_by_query(rows, outer, by_query, ds, head, m0, dist, q_length, natural)
+            buffer = queries_smem.index(FIRST).reshape([BM, COPY])
+            store_by_query(rows, outer, buffer, low, head, m0, dist, q_length)
         elif IS_NEAR and D_ROWS:
-            store_by_columns(rows, outer, ds, head, m0, dist, q_length, natural)
+            store_by_columns(rows, outer, ds, head, m0, dist, q_length)
         if D_COLS:
             if IS_NEAR:
-                below, above = store_by_rows(cols, ds, below, above, head, n0, -dist, k_length, natural)
+                below, above = store_by_rows(cols, ds, below, above, head, n0, -dist, k_length)
             else:
                 below += gl.sum(by_eights(ds), 1)
     dk, dv = warpgroup_mma_wait(0, deps=(dk, dv))
@@ -269,14 +258,11 @@ def consume_content(
     S_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BM, 16])
     O_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     A_L: gl.constexpr = gl.DotOperandLayout(0, O_L, 2)
-    by_query = band_smem.index(CID)
-    by_key = band_smem.index(CID)
     OUTS: gl.constexpr = o_smem.shape[0] // 2  # of dk and dv: one place for each, or one for both
-    if COPIED and OUTS == 2:  # dk and dv leave through the same memory
-        by_query = o_smem.index(2 * CID).reshape([BM, COPY])
-        by_key = o_smem.index(2 * CID + 1).reshape([COPY, BM])
-    elif LOADED and OUTS == 2:
-        by_query = o_smem.index(2 * CID).reshape([BM, COPY])
+    queries_smem = band_smem
+    if OUTS == 2:  # tiles of d_rows leave through the same memory as dk and dv
+        queries_smem = o_smem
+    FIRST: gl.constexpr = 2 * CID
     kv_heads = heads // group
     blocks = (k_length + KEYS - 1) // KEYS
     q_tiles = (q_length + BM - 1) // BM
@@ -296,6 +282,9 @@ def consume_content(
             doc_k_ptr + b * doc_k_row,
             doc_queries_ptr + b * doc_queries_row,
         )
+        if COPIED:  # dk and dv of the block before have left their memory, where near tiles write
+            tma.store_wait(0)
+            gl.thread_barrier()
         mbarrier.wait(kv_full.index(0), turn & 1)
         k = k_smem.index(0).reshape([KEYS, D]).slice(CID * HALF, HALF, 0)
         v = v_smem.index(0).reshape([KEYS, D]).slice(CID * HALF, HALF, 0)
@@ -318,7 +307,7 @@ def consume_content(
                 is_masked = (tile < clear0) | (tile >= clear1)
                 dk, dv, p_a, below, _ = content_step(
                     k, v, dk, dv, p_a, below, below, far_keys, step, before, done, head, outer, scale, tile * BM, n0, offset, is_masked, masks, limits, bands,
-                    smem, tile_bars, copies, copied, by_query, by_key, S_L, A_L, CID, STAGES, SLOTS, False, ROWS, COLS, MASS, D_ROWS, D_COLS, WINDOW, PADDED,
+                    smem, tile_bars, copies, copied, queries_smem, S_L, A_L, CID, FIRST, STAGES, SLOTS, False, ROWS, COLS, MASS, D_ROWS, D_COLS, WINDOW, PADDED,
                     DOCS, COPIED, LOADED,
                 )  # fmt: skip
                 before = step % STAGES
@@ -332,7 +321,7 @@ def consume_content(
                 is_masked = (tile < clear0) | (tile >= clear1)
                 dk, dv, p_a, above, _ = content_step(
                     k, v, dk, dv, p_a, above, above, far_keys, step, before, done, head, outer, scale, tile * BM, n0, offset, is_masked, masks, limits, bands,
-                    smem, tile_bars, copies, copied, by_query, by_key, S_L, A_L, CID, STAGES, SLOTS, False, ROWS, COLS, MASS, D_ROWS, D_COLS, WINDOW, PADDED,
+                    smem, tile_bars, copies, copied, queries_smem, S_L, A_L, CID, FIRST, STAGES, SLOTS, False, ROWS, COLS, MASS, D_ROWS, D_COLS, WINDOW, PADDED,
                     DOCS, COPIED, LOADED,
                 )  # fmt: skip
                 before = step % STAGES
@@ -343,7 +332,7 @@ def consume_content(
                 is_masked = (tile < clear0) | (tile >= clear1)
                 dk, dv, p_a, below, above = content_step(
                     k, v, dk, dv, p_a, below, above, far_keys, step, before, done, head, outer, scale, tile * BM, n0, offset, is_masked, masks, limits, bands,
-                    smem, tile_bars, copies, copied, by_query, by_key, S_L, A_L, CID, STAGES, SLOTS, True, ROWS, COLS, MASS, D_ROWS, D_COLS, WINDOW,
+                    smem, tile_bars, copies, copied, queries_smem, S_L, A_L, CID, FIRST, STAGES, SLOTS, True, ROWS, COLS, MASS, D_ROWS, D_COLS, WINDOW,
                     PADDED, DOCS, COPIED, LOADED,
                 )  # fmt: skip
                 before = step % STAGES
@@ -351,7 +340,7 @@ def consume_content(
                 done += 1
                 copied += 1
             if D_COLS:
-                store_row_ends(cols, below, above, head, n0, k_length, natural)
+                store_row_ends(cols, below, above, head, n0, k_length)
 
         mbarrier.arrive(kv_empty.index(0))
         dv = warpgroup_mma(p_a, do_smem.index(before).reshape([BM, D]), dv, use_acc=done > 1, is_async=True)
@@ -439,7 +428,7 @@ def backward_content(
     if LOADED:
         row_ends_smem = gl.allocate_shared_memory(gl.float32, [2 * BANDS, 1, BM], row_ends_desc.layout)
     if OUTS == 1:
-        band_smem = gl.allocate_shared_memory(DTYPE, [2, BM, COPY], rows_desc.layout)
+        band_smem = gl.allocate_shared_memory(DTYPE, [4, BM, COPY], rows_desc.layout)
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     kv_full = gl.allocate_shared_memory(gl.int64, [1, 1], BARRIER)
     kv_empty = gl.allocate_shared_memory(gl.int64, [1, 1], BARRIER)

@@ -16,7 +16,7 @@ from . import visible_distances
 from .backward_launch import Schedule, _describe_sums, _view, order_keys
 from .backward_prepare import finish
 from .backward_tiles import HALF, KEYS
-from .bands import COPY, can_copy, describe_band, describe_ends, holds_tiles
+from .bands import COPY, can_copy, describe_band, describe_ends
 from .content_backward import backward_content
 from .content_prepare import clear_rest, finish_rows, prepare_content
 from .kernel import NUMBERS
@@ -32,12 +32,21 @@ def is_one_sided(x: Inputs, num: Numbers) -> bool:
     return hi - lo >= KEYS.value - 2 or first >= lo or last <= hi
 
 
+def holds_near_tiles(x: Inputs, num: Numbers) -> bool:
+    """Whether all distances of near tiles lie between the ends of the bands (triton/arguments._band_span), so that the copy engine may write them."""
+    first, last = visible_distances(x, num)
+    over = SCHEDULES[x.q.shape[3]].queries + KEYS.value - 2  # how far a tile reaches beyond one of its distances
+    lo, hi = max(num.lo + 1, first) - over, min(num.hi - 1, last) + over
+    rows = x.table is None or (num.rows_lo < lo and hi < num.rows_hi)
+    return rows and (x.key_table is None or (-num.cols_hi < lo and hi < -num.cols_lo))
+
+
 def run_backward(
     launch: Launch, do: Tensor, d_lse: Tensor | None, out: Tensor, lse: Tensor, x: Inputs, num: Numbers, scale: float,
     dq: Tensor, dk: Tensor, dv: Tensor, rows: Band | None, cols: Band | None, mass: Band | None, d_rows: Band | None, d_cols: Band | None,
     schedule: Schedule | None = None,
 ) -> None:  # fmt: skip
-    """Fills dq, dk and dv without what rows and cols add to them, and d_rows and d_cols."""
+    """Fills dq, dk and dv without what rows and cols add to them, and d_rows and d_cols, which are still to be multiplied with the scale."""
     q, k, v = x.q, x.k, x.v
     batch, heads, q_length, size = q.shape
     kv_heads, k_length = k.shape[1:3]
@@ -54,11 +63,7 @@ def run_backward(
     can = s.copied > 0 and all(band is None or can_copy(band, max(q_length, k_length)) for band in bands)
     can = can and (size == 64 or cols is mass is None)  # heads of 128 leave shared memory for the queries' term alone
     has_both = (rows is None) == (d_rows is None) and (cols is None) == (d_cols is None)
-    first, last = visible_distances(x, num)
-    near = (max(num.lo + 1, first), min(num.hi - 1, last), s.queries + KEYS.value - 2)
-    copied = can and bool(num.wide) and mass is None and has_both
-    copied = copied and (rows is None or holds_tiles(rows, *near))
-    copied = copied and (cols is None or holds_tiles(cols, -near[1], -near[0], near[2]))
+    copied = can and bool(num.wide) and mass is None and has_both and holds_near_tiles(x, num)
     loaded = can and s.copied > 1 and not copied and cols is None and rows is not None
     launch(
         prepare_content, batch * heads * q_tiles + batch_rows * blocks, _view(out), _view(do), d_lse, lse, stats, sums, tiles, batch_rows * blocks, blocks,
@@ -104,7 +109,7 @@ def run_backward(
     if d_rows is not None:
         launch(
             finish_rows, batch * heads * -(-q_length // 64), outer, d_rows.ptr, outer.shape[2], blocks, q_length, num.offset, d_rows.h,
-            d_rows.pitch, d_rows.origin, d_rows.lo, d_rows.hi, scale, 64, KEYS.value, num_warps=2,
+            d_rows.pitch, d_rows.origin, d_rows.lo, d_rows.hi, 64, KEYS.value, num_warps=2,
         )  # fmt: skip
 
 

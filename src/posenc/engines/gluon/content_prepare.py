@@ -97,9 +97,9 @@ def clear_rest(
             )
 
 
-@triton.jit(do_not_specialize=["row", "blocks", "q_length", "offset", "size", "pitch", "origin", "lo", "hi", "scale"])
+@triton.jit(do_not_specialize=["row", "blocks", "q_length", "offset", "size", "pitch", "origin", "lo", "hi"])
 def finish_rows(
-    outer, d_rows, row, blocks, q_length, offset, size, pitch, origin, lo, hi, scale, BM: tl.constexpr, KEYS: tl.constexpr
+    outer, d_rows, row, blocks, q_length, offset, size, pitch, origin, lo, hi, BM: tl.constexpr, KEYS: tl.constexpr
 ):  # fmt: skip
     """Adds what lies beyond the span, outer [B H, blocks, row], to the ends of d_rows."""
     tiles = tl.cdiv(q_length, BM)
@@ -114,9 +114,9 @@ def finish_rows(
         above += tl.where(on_left, 0.0, x)
     place = d_rows + bh * size + (i.to(tl.int64) * (pitch + 1) - origin)
     if hi > lo:
-        last = tl.load(place + hi, mask=valid, other=0.0).to(tl.float32) + above * scale
+        last = tl.load(place + hi, mask=valid, other=0.0).to(tl.float32) + above
         tl.store(place + hi, last.to(d_rows.dtype.element_ty), mask=valid)
     else:
         below += above
-    first = tl.load(place + lo, mask=valid, other=0.0).to(tl.float32) + below * scale
+    first = tl.load(place + lo, mask=valid, other=0.0).to(tl.float32) + below
     tl.store(place + lo, first.to(d_rows.dtype.element_ty), mask=valid)

@@ -162,7 +162,7 @@ def _tables(q: Tensor, lowered: LoweredPlan, tables: Tables) -> tuple[dict[str, 
     facts = lowered.facts
     bias_span, query_span, key_span, value_span = facts.spans
     visible = _visible_distances(lowered)
-    is_long = min(facts.q_length, facts.k_length) >= gluon.SHORTEST_CONTENT_BACKWARD
+    is_long = min(facts.q_length, facts.k_length) >= gluon.LONG
     if query_span is not None and bias_span == query_span:  # launch._is_bias_in_rows: the bias may join the row term
         bias_span = _band_span(bias_span, visible, is_long)
     tensors: dict[str, Tensor | None] = {}

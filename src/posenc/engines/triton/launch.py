@@ -220,7 +220,10 @@ def run_backward(
             lo, hi = terms.rows.lo, terms.rows.hi
             d_rows = make_band(q, heads, lo, hi, num.offset, first, last, fixed_point=fixed_point)
             d_terms = d_terms._replace(rows=d_rows)
-        if not (runs_gluon and _run_gluon(launch, do, d_lse, out, lse, x, num, scale, grads, terms, d_terms)):
+        factor = 1.0  # of the gradients' bands
+        if runs_gluon and _run_gluon(launch, do, d_lse, out, lse, x, num, scale, grads, terms, d_terms):
+            factor = scale
+        else:
             sizes = _sizes(x, num, first, last)
             launch(
                 preprocess, batch * heads * schedule.cdiv(last - first, 64), _view(out), _view(do), d_lse, lse, delta, ends, row_parts, terms, heads, q_length, first, last, batch * heads,
@@ -243,7 +246,7 @@ def run_backward(
         if needs_rows:
             _reduce_rows(
                 launch, d_rows, x, num, scale, table, grads, first, last,
-                wanted["table"] or wanted["states"], bias_in_rows,
+                wanted["table"] or wanted["states"], bias_in_rows, factor,
             )  # fmt: skip
 
     # ---- sums over programs, and products with tables
@@ -256,8 +259,8 @@ def run_backward(
     if grads["slopes"] is not None:
         grads["slopes"] = grads["slopes"].sum((0, 2))
     if d_cols is not None:
-        states_from_band(launch, d_cols, x.key_table.to(q.dtype), num.cols_lo, grads["k"], True)
-        grads["key_table"] = table_from_band(launch, d_cols, k, heads)[0]
+        states_from_band(launch, d_cols, x.key_table.to(q.dtype), num.cols_lo, grads["k"], True, factor=factor)
+        grads["key_table"] = table_from_band(launch, d_cols, k, heads)[0]._replace(factor=factor)
     if x.value is not None and wanted["value"]:
         grads["value"] = table_from_band(launch, _mass_band(x, num, mass), do, heads)[0]
     return list(grads.values())
@@ -311,20 +314,21 @@ def _allocate_gradients(
 
 def _reduce_rows(
     launch: Launch, d_rows: Band, x: Inputs, num: Numbers, scale: float, table: Tensor, grads: dict, first: int, last: int,
-    wants_table: bool, wants_bias: bool,
+    wants_table: bool, wants_bias: bool, factor: float,
 ) -> None:  # fmt: skip
-    """The gradient of the row term -> those of its states, of its table, and of a bias that is part of it."""
+    """The gradient of the row term -> those of its states, of its table, and of a bias that is part of it. factor: of the band."""
     states = (x.q if x.states is None else x.states)[:, :, first:last]
     k_length = _row_distances(x, num, first, last)[2]
     if x.states is None:
-        states_from_band(launch, d_rows, table, num.rows_lo, grads["q"][:, :, first:last], True, k_length)
+        states_from_band(launch, d_rows, table, num.rows_lo, grads["q"][:, :, first:last], True, k_length, factor)
     elif grads["states"] is not None:
-        states_from_band(launch, d_rows, table, num.rows_lo, grads["states"][:, :, first:last], False, k_length)
+        states_from_band(launch, d_rows, table, num.rows_lo, grads["states"][:, :, first:last], False, k_length, factor)
     if not (wants_table or wants_bias):
         return
     d_table, sums = table_from_band(launch, d_rows, states, x.q.shape[1], wants_bias)
     parts = {
-        "table": d_table if wants_table else None, "bias": None if sums is None else sums._replace(factor=1.0 / scale),
+        "table": d_table._replace(factor=factor) if wants_table else None,
+        "bias": None if sums is None else sums._replace(factor=factor / scale),
     }  # fmt: skip
     for name, part in parts.items():
         if part is not None and grads[name] is None:  # one block of queries: the whole span
