@@ -127,10 +127,9 @@ def table(cells: dict[str, dict[str, Any]]) -> str:
 def entry(record: dict[str, Any]) -> str:
     if "failed" in record:
         return "failed"
+    bold = "**" if uses.misses_goal(record) else ""
     if "above_us" in record:
-        bold = "**" if record["above_us"] > record["goal_us"] else ""
         return f"{bold}{record['above_us']:.0f} µs above plain attention{bold}"
-    bold = "**" if record["ratio"] > uses.GOAL else ""
     return f"{bold}{record['ratio']:.2f}{bold} ({uses.duration(record['ours'])})"
 
 

@@ -73,7 +73,8 @@ def test_a_run_continues_with_what_is_missing_and_keeps_the_rest(tmp_path):
 
 
 def test_runs_with_a_limit_reach_every_cell(tmp_path, monkeypatch):
-    """Each run measures one cell: what has no figure comes first, then the oldest."""
+    """Each run measures one cell: what has no figure comes first, then what misses its goal, then the oldest."""
+    monkeypatch.setattr(uses, "GOAL", 1e9)
     cells = [Cell(f"a/{name}/1x16/forward", partial(contest, ours=1e-5, other=1e-5)) for name in "pqr"]
     measured: list[str] = []
     clock = iter(range(100))
@@ -85,6 +86,15 @@ def test_runs_with_a_limit_reach_every_cell(tmp_path, monkeypatch):
         result = run(cells, show=lambda text, done: measured.append(text.split("/")[1]))
         assert [name.split("/")[1] for name in result["not run"]] == left
     assert measured == ["p", "q", "r", "p"]
+    monkeypatch.setattr(uses, "GOAL", 0.0)
+    good = {"ratio": 1.0, "date": "2026-01-01 00:03", "above_us": 10.0, "goal_us": 60.0}
+    missed = [{"ratio": 1.0, "date": f"2026-01-0{day} 00:04"} for day in (1, 3)]
+    assert sorted([missed[1], good, missed[0], {}], key=lambda record: uses._turn(record, {})) == [
+        {},
+        missed[0],
+        good,
+        missed[1],
+    ]
 
 
 def test_parts_are_merged(tmp_path):

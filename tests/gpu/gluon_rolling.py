@@ -1,6 +1,7 @@
 """The Gluon backward pass with a content term over every distance (Transformer-XL) on a Hopper GPU: checked against float64, then timed.
 
     python -m tests.gpu.gluon_rolling --out FILE.json [--only causal,step] [--skip check,time] [--seconds 80] [--pair]
+    python -m tests.gpu.gluon_rolling --profile [--seconds 20]        which kernels a training step of the encoding launches, and their times
 
 Jobs run in processes of their own, as in tests/gpu/hopper.py. Times are replayed graphs: of the backward pass with all that belongs to it, of its two
 kernels alone, of the Triton pair (--pair), and of a whole step through `attend`, beside cuDNN's without positions.
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from functools import cache
 from itertools import product
 from pathlib import Path
 
@@ -19,46 +21,54 @@ from tests.gpu import hopper
 FLAGS = (("", "causal"), ("window", "band"), ("padding", "causal padding"), ("causal documents",), ("all",))
 LENGTHS = ((600, 600), (1, 1), (65, 65), (129, 200), (1000, 1000), (1300, 700), (2500, 2500))
 ROWS = (  # batch, heads, length, masks
-    (4, 16, 4096, ""), (4, 16, 4096, "causal"), (1, 16, 16384, ""), (1, 16, 16384, "causal"), (8, 12, 2048, ""), (16, 12, 1024, "causal"),
-    (16, 12, 512, ""), (4, 16, 4096, "padding"),
+    (4, 16, 4096, ""), (4, 16, 4096, "causal"), (1, 16, 16384, ""), (1, 16, 16384, "causal"), (8, 12, 2048, ""), (8, 12, 2048, "causal"),
+    (16, 12, 1024, ""), (16, 12, 1024, "causal"), (16, 12, 512, ""), (16, 12, 512, "causal"), (4, 16, 4096, "no bias"), (4, 16, 4096, "padding"),
 )  # fmt: skip
-PAIRS = (0, 2, 6)  # rows whose pair is timed too, with --pair
+LONGEST_PAIR = 2048  # the Triton pair is timed up to this length, with --pair
 SCHEDULES = (
-    {"add": 0}, {"turns": True}, {"key_turns": True}, {"registers": (200, 88, 24)}, {"key_stages": 3},
+    {"add": 0}, {"add": 2}, {"turns": False}, {"key_turns": False},
 )  # fmt: skip
+
+
+DEPTHS = ((4, 6, False), (5, 6, True), (4, 8, True), (3, 5, True))  # stages, ring and turns of the forward pass
 
 
 def checks(only):
     groups = []
-    for bias, flags in product((True, False), FLAGS):  # a group compiles one variant
-        if bias or flags[0] == "":
+    for add, bias, flags in product((1, 2), (True, False), FLAGS):  # a group compiles one variant
+        if bias or (flags[0] == "" and add == 1):
+            name = f"{'bias' if bias else 'no bias'}{' in order' if add == 2 else ''}"
             groups.append([
-                {"kind": "check", "name": f"{'bias' if bias else 'no bias'} {masks} {lq}x{lk}", "bias": bias, "masks": masks, "lq": lq, "lk": lk}
+                {"kind": "check", "name": f"{name} {masks} {lq}x{lk}", "bias": bias, "masks": masks, "lq": lq, "lk": lk, "add": add}
                 for (lq, lk), masks in product(LENGTHS, flags)
             ])  # fmt: skip
     groups += [
-        [{"kind": "check", "name": f"step {masks}", "step": True, "masks": masks}]
-        for masks in ("", "causal", "padding")
+        [{"kind": "check", "name": f"step {masks}", "step": True, "masks": masks, "add": add}]
+        for masks, add in (("", 1), ("causal", 1), ("padding", 1), ("", 2), ("causal", 2))
     ]
     wanted = lambda job: not only or any(part in job["name"] for part in only)  # noqa: E731
     groups = [[job for job in group if wanted(job)] for group in groups]
     return [group for group in groups if group]
 
 
-def timings(only, pair):
+def timings(only, pair, order):
     jobs = []
     for number, (batch, heads, length, masks) in enumerate(ROWS):
         name = f"B{batch} H{heads} L{length} | {masks}"
         jobs.append({"kind": "time", "name": name, "batch": batch, "heads": heads, "length": length, "masks": masks, "schedules": number == 0,
-                     "pair": pair and number in PAIRS})  # fmt: skip
+                     "pair": pair and length <= LONGEST_PAIR, "order": order})  # fmt: skip
     return [job for job in jobs if not only or any(part in job["name"] for part in only)]
 
 
 def warm_ups(jobs):
-    """Padding or none: each is a variant, and so is each schedule."""
-    small = [{**job, "kind": "warm", "name": f"compile {job['masks']}", "batch": 1, "heads": 2, "length": 2304} for job in jobs]  # fmt: skip
-    found = {"padding" in job["masks"]: job for job in reversed(small)}
-    return [[job] for job in found.values()], [[{**job, "schedule": x}] for job in small[:1] for x in SCHEDULES]
+    """Padding, no bias or neither: each is a variant, and so is each schedule; the pair has its own for each length."""
+    small = [{**job, "kind": "warm", "name": f"compile {job['name']}", "batch": 1, "heads": 2, "length": min(job["length"], 2304)} for job in jobs]  # fmt: skip
+    found = {
+        ("padding" in job["masks"], "no bias" in job["masks"], job["pair"] and job["length"]): job
+        for job in reversed(small)
+    }
+    variants = [{"schedule": x} for x in SCHEDULES] + [{"depth": x} for x in DEPTHS]
+    return [[job] for job in found.values()], [[{**job, **x}] for job in small[:1] for x in variants]
 
 
 # ---- in a process of its own ------------------------------------------------------------------------------------------
@@ -77,13 +87,30 @@ def make_plan(heads, lq, lk, bias):
 def release(enabled=True):
     from posenc.engines import gluon
 
-    gluon.SHORTEST_CONTENT_BACKWARD = 1 if enabled else 1 << 30
+    gluon._failures[:] = [] if enabled else ["the pair is asked for"]
     gluon.FEWEST = gluon.SHORTEST = 1
     gluon.give_up = fail
 
 
 def fail(error):
     raise error
+
+
+@cache
+def schedule_type():
+    """RollingSchedule, and its own defaults."""
+    from posenc.engines.gluon.rolling_backward_launch import RollingSchedule
+
+    return RollingSchedule, RollingSchedule()
+
+
+def use_schedule(**options):
+    """In every backward pass from now on, also of calls that are recorded."""
+    from tests.gpu.host import forget
+
+    kind, defaults = schedule_type()
+    kind.__new__.__defaults__ = tuple(defaults._replace(**options))
+    forget()
 
 
 class Call:
@@ -97,7 +124,7 @@ class Call:
         release()
         self.masks = hopper.make_masks(masks, batch, lq, lk, timed)
         self.q, self.k, self.v = hopper.make_tensors(batch, heads, kv_heads, lq, lk, 64, torch.bfloat16, "transposed")
-        self.plan = make_plan(heads, lq, lk, bias)
+        self.plan = make_plan(heads, lq, lk, bias and "no bias" not in masks)
         self.x, self.num, self.scale = hopper.prepare(self.q, self.k, self.v, self.plan, **self.masks)
         self.do = torch.randn_like(self.q)
         self.launch = launcher.launch
@@ -124,6 +151,14 @@ class Call:
                 name: finish_gradient(self.launch, y, getattr(self.x, name)) for name, y in zip(GRADIENTS, found) if y is not None
             }  # fmt: skip
 
+    def run_forward(self, depth):
+        import torch
+
+        from posenc.engines.gluon.rolling_launch import Depth, run_forward
+
+        with torch.no_grad():
+            run_forward(self.launch, self.x, self.num, self.scale, self.out, self.lse, Depth(*depth))
+
     def run_kernel(self, name, schedule=None):
         """One kernel, and what prepares it."""
         import torch
@@ -131,7 +166,7 @@ class Call:
         from posenc.engines.gluon import rolling_backward_launch
 
         def launch(kernel, *args, **options):
-            if kernel.__name__ in ("prepare", "prepare_rolling", name):
+            if kernel.__name__ in ("prepare", "prepare_rolling", "split_bias", name):
                 self.launch(kernel, *args, **options)
 
         grads = [torch.empty_like(y) for y in (self.q, self.k, self.v)]
@@ -145,6 +180,7 @@ def check(job):
 
     from tests import budget
 
+    use_schedule(add=job["add"])
     if job.get("step"):
         return check_step(job)
     call = Call(4 if job["lq"] < 900 else 1, 4, 2, job["lq"], job["lk"], job["masks"], job["bias"])
@@ -198,12 +234,19 @@ def make_call(job):
 
 def warm_up(job):
     call = make_call(job)
+    if "depth" in job:
+        call.run_forward(job["depth"])
+        return {}
     if "schedule" in job:
         call.run_kernel(kernel_of(job["schedule"]), job["schedule"])
         return {}
     call.run()
     if job["pair"]:
         call.run(True)
+    if job["order"]:
+        use_schedule(add=2)
+        call.run()
+        use_schedule()
     return {}
 
 
@@ -234,7 +277,7 @@ def times(job):
     call = make_call(job)
     q, k, v = (x.detach().requires_grad_() for x in (call.q, call.k, call.v))
     # not call.plan: what call.x holds was made of its tables on another stream, which a captured backward pass must not wait for
-    plan = make_plan(job["heads"], job["length"], job["length"], True)
+    plan = make_plan(job["heads"], job["length"], job["length"], "no bias" not in job["masks"])
 
     def plain():
         with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
@@ -258,10 +301,60 @@ def times(job):
         yield f"{name}_MB", (torch.cuda.max_memory_allocated() - before) >> 20
         yield name, hopper.time_graph(lambda: call.run(is_pair))  # noqa: B023
     release()
+    if job["order"]:
+        use_schedule(add=2)
+        yield "backward in order", hopper.time_graph(call.run)
+        yield "step in order", hopper.time_graph(lambda: torch.autograd.grad(ours(), leaves, call.do))
+        use_schedule()
     for kernel in ("backward_rolling", "backward_rolling_keys", "sum_tables", "none"):
         yield kernel, hopper.time_graph(lambda: call.run_kernel(kernel))  # noqa: B023
     for schedule in SCHEDULES if job["schedules"] else ():
         yield str(schedule), hopper.time_graph(lambda: call.run_kernel(kernel_of(schedule), schedule))  # noqa: B023
+    for depth in DEPTHS if job["schedules"] else ():
+        yield f"forward {depth}", hopper.time_graph(lambda: call.run_forward(depth))  # noqa: B023
+
+
+def profile(seconds):
+    """The kernels of a step of TransformerXL, its projection included: microseconds and launches."""
+    import torch
+    from torch.profiler import ProfilerActivity
+
+    from posenc import Positions, TransformerXL, attend
+
+    began = time.monotonic()
+    for batch, heads, length, causal in (
+        (4, 16, 4096, False),
+        (4, 16, 4096, True),
+        (16, 12, 512, False),
+        (1, 16, 16384, False),
+    ):
+        if time.monotonic() - began > seconds:
+            break
+        encoding = TransformerXL(d_model=64 * heads, heads=heads, causal=causal).to("cuda", torch.bfloat16)
+        q, k, v = (
+            x.requires_grad_()
+            for x in hopper.make_tensors(batch, heads, heads, length, length, 64, torch.bfloat16, "transposed")
+        )
+        g, leaves = torch.randn_like(q), (q, k, v, *encoding.parameters())
+
+        def step():
+            out = attend(q, k, v, encoding.plan(Positions(length)), causal=causal)  # noqa: B023
+            return torch.autograd.grad(out, leaves, g)  # noqa: B023
+
+        for _ in range(5):
+            step()
+        torch.cuda.synchronize()
+        with torch.profiler.profile(activities=[ProfilerActivity.CUDA]) as record:
+            for _ in range(5):
+                step()
+            torch.cuda.synchronize()
+        events = [x for x in record.key_averages() if x.device_time_total]
+        print(
+            f"B{batch} H{heads} L{length} {'causal' if causal else ''}: {sum(x.device_time_total for x in events) / 5:.0f} µs of kernels",
+            flush=True,
+        )
+        for x in sorted(events, key=lambda x: -x.device_time_total)[:24]:
+            print(f"  {x.device_time_total / 5:9.1f} µs {x.count / 5:5.1f} x  {x.key[:110]}", flush=True)
 
 
 def main() -> None:
@@ -271,8 +364,15 @@ def main() -> None:
     parser.add_argument("--skip", default="")
     parser.add_argument("--seconds", type=float, default=80.0)
     parser.add_argument("--pair", action="store_true", help="time the Triton pair too, which compiles for long")
+    parser.add_argument("--warm", action="store_true", help="compile what is timed, and nothing else")
+    parser.add_argument("--order", action="store_true", help="time sums that programs share, too")
+    parser.add_argument("--workers", type=int, default=10)
+    parser.add_argument("--profile", action="store_true")
     parser.add_argument("--work", action="store_true")
     args = parser.parse_args()
+    if args.profile:
+        profile(args.seconds)
+        return
     if args.work:
         hopper.work(check, measure, warm_up)
         return
@@ -285,12 +385,13 @@ def main() -> None:
             Path(args.out).write_text(json.dumps({"checks": checked, "times": timed}, indent=1))
 
     checked, timed = hopper.Answers(save), hopper.Answers(save)
-    jobs = timings(args.only, args.pair)
+    jobs = timings(args.only, args.pair, args.order)
     if "check" not in args.skip:  # what is timed is compiled beside them
-        share = 1.0 if "time" in args.skip else 0.5
+        share = 1.0 if "time" in args.skip or args.warm else 0.5
         kernels, schedules = warm_ups(jobs)
-        hopper.run_all(kernels + checks(args.only) + schedules, 10, began + share * args.seconds, checked)
-    jobs = [] if "time" in args.skip else jobs
+        tested = [] if args.warm else checks(args.only)
+        hopper.run_all(kernels + tested + schedules, args.workers, began + share * args.seconds, checked)
+    jobs = [] if "time" in args.skip or args.warm else jobs
     failed = [x for x in checked if "failed" in x]
     hopper.run_all([[job] for job in jobs], 1, began + args.seconds, timed)
     save()

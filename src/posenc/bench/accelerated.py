@@ -8,7 +8,7 @@
     posenc bench --suite hf [--device cuda]                                                   three whole encoders
 
 Few layers unless whole, random weights. On a CPU: float32, one thread unless --threads is given; times are processor time of this process, minima
-of calls that alternate between the two models; memory is the peak above the loaded model, each model in a process of its own. How
+of calls that alternate between the two models; memory is the peak above the loaded model, in a process of its own. How
 busy the machine was (its load, and how long the model took) stands beside the figures. On a GPU: bfloat16, eight times as many rows;
 times are medians of alternating calls, the host's work included, and memory is the allocator's peak above the loaded model.
 Outputs are compared before anything is reported.
@@ -42,13 +42,22 @@ from .models import MODELS, WHOLE, Made
 WAYS = ("original", "accelerated")
 ROWS = 8
 """How many times as many rows a GPU gets, of the models with few layers."""
+LEAST = 4.0
+"""Seconds for which short calls are repeated on a CPU."""
+AUTOCAST = ("Wav2Vec2-Conformer, rotary, 10 s",)
+"""Models that compute in bfloat16 on a GPU by autocast alone: they rotate in float32."""
 ALLOWED = 1e-4
 """The largest difference in float32, of the output's spread."""
 
 
-def load(name: str, way: str) -> Made:
-    from .. import hf
+def library(model: Any) -> Any:
+    """The drop-in for this model."""
+    from .. import hf, timm
 
+    return timm if type(model).__module__.startswith("timm.") else hf
+
+
+def load(name: str, way: str) -> Made:
     torch.manual_seed(0)
     model, inputs = (WHOLE[name] if name in WHOLE else MODELS[name])()
     tables = [
@@ -58,7 +67,7 @@ def load(name: str, way: str) -> Made:
     ]
     for table in tables:
         torch.nn.init.normal_(table, std=0.02)
-    return (hf.accelerate(model) if way == "accelerated" else model).eval(), inputs
+    return (library(model).accelerate(model) if way == "accelerated" else model).eval(), inputs
 
 
 def forward(model: Any, inputs: dict[str, Any]) -> torch.Tensor:
@@ -71,6 +80,9 @@ def step(model: Any, inputs: dict[str, Any]) -> None:
     first(model(**inputs)).square().mean().backward()
 
 
+CALLS = {"forward": forward, "step": step}
+
+
 def real(output: torch.Tensor, inputs: dict[str, Any]) -> torch.Tensor:
     """The output at real tokens."""
     mask = inputs.get("attention_mask")
@@ -79,22 +91,28 @@ def real(output: torch.Tensor, inputs: dict[str, Any]) -> torch.Tensor:
 
 def on_card(name: str, times: int) -> dict[str, Any]:
     """`measure` on a GPU; times=0: a call of each, so that kernels are compiled."""
-    from .. import hf
-
     model, inputs = load(name, "original")
     rows = 1 if name in WHOLE else ROWS
     inputs = {
         key: x.cuda().repeat(rows, *(1,) * (x.dim() - 1)) if isinstance(x, torch.Tensor) else x
         for key, x in inputs.items()
     }
+    model = model.cuda()
+    truth = real(forward(model, inputs), inputs) if times else None
+    if name in AUTOCAST:
+        with torch.autocast("cuda", torch.bfloat16):
+            return _in_low_precision(name, model, inputs, truth, times)
     low = {
         key: x.bfloat16() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for key, x in inputs.items()
     }
-    model = model.cuda()
-    truth = real(forward(model, inputs), inputs) if times else None
-    models = {"original": model.bfloat16()}
-    models["accelerated"] = hf.accelerate(copy.deepcopy(models["original"]))
-    outputs = {way: real(forward(models[way], low), inputs) for way in WAYS}
+    return _in_low_precision(name, model.bfloat16(), low, truth, times)
+
+
+def _in_low_precision(
+    name: str, model: Any, low: dict[str, Any], truth: torch.Tensor | None, times: int
+) -> dict[str, Any]:
+    models = {"original": model, "accelerated": library(model).accelerate(copy.deepcopy(model))}
+    outputs = {way: real(forward(models[way], low), low) for way in WAYS}
     for way in WAYS:
         step(models[way], low)
     if truth is None:
@@ -103,7 +121,7 @@ def on_card(name: str, times: int) -> dict[str, Any]:
     if not error <= allowed:
         raise RuntimeError(f"{name}: bfloat16 outputs are off by {error:.1e}, twice the original's is {allowed:.1e}")
     result: dict[str, Any] = {"error": error, "original_error": allowed / 2.0}
-    for what, call in (("forward", forward), ("step", step)):
+    for what, call in CALLS.items():
         taken: dict[str, list[float]] = {way: [] for way in WAYS}
         peaks = {}
         for way in WAYS:
@@ -126,15 +144,22 @@ def warm(name: str) -> str:
     return f"{name}: compiled"
 
 
-def memory(name: str, way: str, what: str) -> int:
-    """Bytes above the loaded model, at the peak of a call; in this process."""
-    model, inputs = load(name, "accelerated")  # both ways: its checks load libraries, which are not counted again
-    if way == "original":
-        posenc.hf.restore(model)
-    before = _memory("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # Linux: VmHWM starts again from here
-    (forward if what == "forward" else step)(model, inputs)
-    return _memory("VmHWM") - before
+def memory(name: str) -> dict[str, dict[str, int]]:
+    """Way -> call -> bytes above the loaded model, at the peak of the call; in this process. The original first, after a call
+    that loads libraries; what an accelerated model keeps between calls is counted."""
+    model, inputs = load(name, "accelerated")  # the check of its family loads libraries too
+    step(library(model).restore(model), inputs)
+    found: dict[str, dict[str, int]] = {}
+    for way in WAYS:
+        model.zero_grad()
+        if way == "accelerated":
+            library(model).accelerate(model)
+        before, found[way] = _memory("VmRSS"), {}
+        for what, call in CALLS.items():
+            Path("/proc/self/clear_refs").write_text("5")  # Linux: VmHWM starts again from here
+            call(model, inputs)
+            found[way][what] = _memory("VmHWM") - before
+    return found
 
 
 def _memory(kind: str) -> int:
@@ -143,24 +168,15 @@ def _memory(kind: str) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(kind))
 
 
-def in_child(name: str, way: str, what: str, threads: int) -> int:
-    command = [
-        sys.executable,
-        "-m",
-        "posenc.bench.accelerated",
-        "--memory",
-        name,
-        way,
-        what,
-        "--threads",
-        str(threads),
-    ]
+def in_child(name: str, threads: int) -> dict[str, dict[str, int]]:
+    """`memory` in a process that gives freed memory back."""
+    command = [sys.executable, "-m", "posenc.bench.accelerated", "--memory", name, "--threads", str(threads)]
     done = subprocess.run(
         command, env={**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}, capture_output=True, text=True, check=False
     )
     if done.returncode:
-        raise RuntimeError(f"{name}, {way}: {done.stderr[-1000:]}")
-    return int(done.stdout.split()[-1])
+        raise RuntimeError(f"{name}: {done.stderr[-1000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def _compare(name: str, ours: torch.Tensor, theirs: torch.Tensor) -> float:
@@ -183,17 +199,18 @@ def measure(name: str, times: int, threads: int) -> dict[str, Any]:
     result: dict[str, Any] = {
         "error": _compare(name, *(real(forward(models[way][0], inputs), inputs) for way in ("accelerated", "original")))
     }
-    for what, call in (("forward", forward), ("step", step)):
+    peaks = in_child(name, threads)
+    for what, call in CALLS.items():
         taken: dict[str, list[float]] = {way: [] for way in WAYS}
-        for number in range(times + 1):
+        for way in WAYS:
+            call(models[way][0], inputs)
+        while len(taken["original"]) < times or sum(taken["original"]) < LEAST:
             for way in WAYS:
                 start = time.process_time()
                 call(models[way][0], inputs)
-                if number:
-                    taken[way].append(time.process_time() - start)
+                taken[way].append(time.process_time() - start)
         for way in WAYS:
-            cell = {"seconds": min(taken[way]), "extra_bytes": in_child(name, way, what, threads)}
-            result.setdefault(way, {})[what] = cell
+            result.setdefault(way, {})[what] = {"seconds": min(taken[way]), "extra_bytes": peaks[way][what]}
     result["load"] = round(max(busy, os.getloadavg()[0]), 1)
     result["seconds"] = round(time.perf_counter() - started)
     return result
@@ -257,11 +274,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, help="write the result here, as JSON; models that it has are kept")
     parser.add_argument("--missing", action="store_true", help="leave out the models that --out has")
     parser.add_argument("--table", type=Path, help="print the table of this result instead")
-    parser.add_argument("--memory", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--memory", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     torch.set_num_threads(given.threads)
     if given.memory:
-        print(memory(*given.memory))
+        print(json.dumps(memory(given.memory)))
         return
     if given.table:
         print(table(json.loads(given.table.read_text(encoding="utf-8"))))

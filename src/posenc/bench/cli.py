@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> int:
     add("--only", nargs="+", metavar="PATTERN", help="uses: the cells whose names match or contain one of these")
     add("--missing", action="store_true", help="uses: only cells without a result in the file")
     add("--seconds", type=float, metavar="SECONDS", help="uses: start no cell after this time (cuda: 450); cells without a "
-        "result come first, then the oldest")  # fmt: skip
+        "result come first, then what misses its goal, then the oldest")  # fmt: skip
     add("--part", metavar="K/N", help="uses: every Nth cell from the Kth on")
     add(
         "--warm",
@@ -101,17 +101,10 @@ def main(arguments: list[str]) -> int:
             report.save(report.merged(old, result), path)
 
         result = run(
-            given.encodings or SETS[given.device],
-            lengths,
-            given.peers or [name for name, peer in PEERS.items() if given.device in peer.devices],
-            device=given.device,
-            dtype=dtype,
-            repeats=given.repeats,
-            train=not given.forward_only,
-            patience=given.patience,
-            tick=tick,
-            keep=keep,
-        )
+            given.encodings or SETS[given.device], lengths, given.peers or [name for name,
+            peer in PEERS.items() if given.device in peer.devices], device=given.device, dtype=dtype,
+            repeats=given.repeats, train=not given.forward_only, patience=given.patience, tick=tick, keep=keep,
+        )  # fmt: skip
     result = report.merged(old, result)
     report.plot(result, path.with_suffix(".png"))
     report.print_table(result)

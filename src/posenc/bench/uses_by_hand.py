@@ -59,11 +59,16 @@ class Layer(nn.Module):
         mask, grouped = self.visible, layer.heads != layer.kv_heads
         if mask is None and layer.window is None and (queries == 1 or queries == keys):
             causal = layer.causal and queries > 1
-            return F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=self.scale, enable_gqa=grouped)
+            return F.scaled_dot_product_attention(
+                q, k, v, None, self.dropout(), causal, scale=self.scale, enable_gqa=grouped
+            )
         if self.limits is not None and (queries > 1 or layer.window is not None):
             limits = self.limits[start : start + queries, :keys]
             mask = limits if mask is None else mask & limits
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self.scale, enable_gqa=grouped)
+        return F.scaled_dot_product_attention(q, k, v, mask, self.dropout(), scale=self.scale, enable_gqa=grouped)
+
+    def dropout(self) -> float:
+        return self.layer.dropout if self.layer.training else 0.0
 
     def start_cache(self, batch: int) -> None:
         shape = (batch, self.layer.kv_heads, self.longest, self.layer.head_dim)
@@ -73,8 +78,9 @@ class Layer(nn.Module):
         )
 
     def forward(
-        self, x: Tensor, start: int | None = None, key_mask: Tensor | None = None, documents: Tensor | None = None
-    ) -> Tensor:
+        self, x: Tensor, start: int | None = None, key_mask: Tensor | None = None, documents: Tensor | None = None,
+        context: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         layer, first = self.layer, start or 0
         self.visible = None if key_mask is None else key_mask[:, None, None]
         if documents is not None:
@@ -82,17 +88,17 @@ class Layer(nn.Module):
             self.visible = same if self.visible is None else self.visible & same
         batch, length, _ = x.shape
         x = self.embed(x, first)
+        states, keys = (x, length) if context is None else (context, context.shape[1])
         q = layer.q_proj(x).view(batch, length, layer.heads, layer.head_dim).transpose(1, 2)
-        k = layer.k_proj(x).view(batch, length, layer.kv_heads, layer.head_dim).transpose(1, 2)
-        v = layer.v_proj(x).view(batch, length, layer.kv_heads, layer.head_dim).transpose(1, 2)
+        k = layer.k_proj(states).view(batch, keys, layer.kv_heads, layer.head_dim).transpose(1, 2)
+        v = layer.v_proj(states).view(batch, keys, layer.kv_heads, layer.head_dim).transpose(1, 2)
         q, k = self.rotate(q, k, first)
         if start is not None:
             assert self.past is not None
-            keys, values = self.past
             end = start + length
-            keys[:, :, start:end] = k
-            values[:, :, start:end] = v
-            k, v = keys[:, :, :end], values[:, :, :end]
+            for cached, new in zip(self.past, (k, v)):
+                cached[:, :, start:end] = new
+            k, v = (cached[:, :, :end] for cached in self.past)
         out = self.attend(q, k, v, x, first)
         return layer.o_proj(out.transpose(1, 2).reshape(batch, length, -1))
 
@@ -183,7 +189,7 @@ class Bias(Layer):
         if self.visible is not None:
             bias = bias.masked_fill(~self.visible, float("-inf"))
         grouped = self.layer.heads != self.layer.kv_heads
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=self.scale, enable_gqa=grouped)
+        return F.scaled_dot_product_attention(q, k, v, bias, self.dropout(), scale=self.scale, enable_gqa=grouped)
 
 
 class BiasByPair(Bias):

@@ -12,26 +12,35 @@ import torch
 from torch import Tensor
 
 from .. import Attention, KVCache, Positions, explain
-from .uses import OURS, Cell, Contest
+from .uses import OURS, PASSES, Cell, Contest
 from .uses_by_hand import BY_HAND, CAUSAL, Layer
 
 D_MODEL, HEADS = 512, 8
 SIZES = ((1, 16), (8, 64), (8, 128), (4, 256), (1, 512))
 PAST = 256
 """Tokens before the one that is decoded."""
+LONG_PAST = 2048
 DECODED = 16
 """Tokens decoded in a round."""
 ALLOWED = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
 
 
-def cells(device: str, sizes=SIZES, encodings=tuple(BY_HAND), past: int = PAST, dtype=None) -> Iterator[Cell]:
-    dtype = dtype or (torch.float32 if device == "cpu" else torch.bfloat16)
+def low_precision(device: str) -> torch.dtype:
+    return torch.float32 if device == "cpu" else torch.bfloat16
+
+
+def cells(device: str, sizes=SIZES, encodings=tuple(BY_HAND)) -> Iterator[Cell]:
+    dtype = low_precision(device)
     for name in encodings:
         for batch, length in sizes:
-            for training in (False, True):
-                what = f"layer/{name}/{batch}x{length}/{'step' if training else 'forward'}"
-                yield Cell(what, partial(whole_text, name, batch, length, training, device, dtype))
-        yield Cell(f"layer/{name}/1 after {past}/token", partial(one_token, name, past, device, dtype))
+            for what, training in PASSES.items():
+                make = partial(whole_text, name, batch, length, training, device, dtype)
+                yield Cell(f"layer/{name}/{batch}x{length}/{what}", make)
+        yield Cell(f"layer/{name}/1 after {PAST}/token", partial(one_token, name, PAST, device, dtype))
+    if device == "cpu":
+        for name in ("none", "rope", "alibi", "t5"):
+            make = partial(one_token, name, LONG_PAST, device, dtype, longest=LONG_PAST + 2 * DECODED)
+            yield Cell(f"layer/{name}/1 after {LONG_PAST}/token", make)
 
 
 PADDED = ("none", "learned", "rope", "alibi", "t5", "shaw")
@@ -41,28 +50,40 @@ OTHER_USES: dict[str, tuple[tuple[str, ...], tuple[tuple[int, int], ...]]] = {
     "grouped": (("rope", "t5"), ((1, 16), (8, 128), (1, 512))),
 }
 """By use: encodings and sizes."""
-LAYER_OPTIONS: dict[str, dict[str, Any]] = {"window": {"window": (64, 0)}, "grouped": {"kv_heads": 2}}
+ON_CPU: dict[str, tuple[tuple[str, ...], tuple[tuple[int, int], ...]]] = {
+    "grouped, padded": (("rope", "t5"), ((1, 16), (8, 128))),
+    "context, padded": (("none",), ((1, 16), (8, 64), (8, 128))),
+    "dropout": (("rope", "t5"), ((1, 16), (8, 128))),
+    "autocast": (("rope", "t5"), ((1, 16), (8, 128))),
+}
+"""The same, on a CPU. context: cross-attention over another text of the same length."""
+LAYER_OPTIONS: dict[str, dict[str, Any]] = {
+    "window": {"window": (64, 0)}, "grouped": {"kv_heads": 2}, "grouped, padded": {"kv_heads": 2}, "dropout": {"dropout": 0.1},
+}  # fmt: skip
 
 
-def masked_cells(device: str, sizes=SIZES, past: int = PAST) -> Iterator[Cell]:
-    """Padding, packed documents, windows, grouped queries; a batch of texts that continue, padded on the left; a few tokens at once."""
-    dtype = torch.float32 if device == "cpu" else torch.bfloat16
-    for use, (encodings, lengths) in {"padded": (PADDED, sizes), **OTHER_USES}.items():
+def masked_cells(device: str) -> Iterator[Cell]:
+    """Padding, packed documents, windows, grouped queries; a batch of texts that continue, padded on the left; a few tokens at once. On a
+    CPU also cross-attention, dropout, autocast."""
+    dtype = low_precision(device)
+    further = ON_CPU if device == "cpu" else {}
+    for use, (encodings, lengths) in {"padded": (PADDED, SIZES), **OTHER_USES, **further}.items():
         for name in encodings:
             for batch, length in lengths:
-                for training in (False, True):
-                    what = f"masked/{name}, {use}/{batch}x{length}/{'step' if training else 'forward'}"
-                    yield Cell(what, partial(whole_text, name, batch, length, training, device, dtype, use))
+                for what, training in PASSES.items():
+                    if training or use != "dropout":
+                        make = partial(whole_text, name, batch, length, training, device, dtype, use)
+                        yield Cell(f"masked/{name}, {use}/{batch}x{length}/{what}", make)
     for name in ("none", "rope", "alibi", "t5"):
-        what = f"masked/{name}, padded/8 after {past}/token"
-        yield Cell(what, partial(one_token, name, past, device, dtype, 8, 1, True))
-        yield Cell(f"masked/{name}, 4 tokens/1 after {past}/token", partial(one_token, name, past, device, dtype, 1, 4))
+        padded = partial(one_token, name, PAST, device, dtype, 8, 1, True)
+        yield Cell(f"masked/{name}, padded/8 after {PAST}/token", padded)
+        yield Cell(f"masked/{name}, 4 tokens/1 after {PAST}/token", partial(one_token, name, PAST, device, dtype, 1, 4))
 
 
 def token_masks(use: str, batch: int, length: int, device: str) -> dict[str, Any]:
     """What the layer is given besides x: half to all of each text is real; or three documents in each row."""
     at = torch.arange(length, device=device)
-    if use == "padded":
+    if use.endswith("padded"):
         ends = length - torch.arange(batch, device=device) * (length // 2) // max(1, batch - 1)
         return {"key_mask": at < ends[:, None] if batch > 1 else at[None] < length - length // 4}
     return {"documents": (at * 3 // length).expand(batch, length).contiguous()} if use == "packed" else {}
@@ -105,23 +126,28 @@ def difference(ours: list[Tensor], theirs: list[Tensor]) -> float:
 def whole_text(
     name: str, batch: int, length: int, training: bool, device: str, dtype: torch.dtype, use: str = ""
 ) -> Contest:
-    causal = name in CAUSAL or use == "window"
+    causal = (name in CAUSAL and not use.startswith("context")) or use == "window"
     layer = make_layer(name, causal, device, dtype, length, **LAYER_OPTIONS.get(use, {})).train(training)
     masks = token_masks(use, batch, length, device)
     hands: dict[str, Layer] = {what: kind(layer, length, training) for what, kind in BY_HAND[name].items()}
     x = torch.randn(batch, length, D_MODEL, device=device, dtype=dtype, requires_grad=training)
     g = torch.randn_like(x)
-    if "key_mask" in masks:  # outputs of padding have no loss
-        g = g * masks["key_mask"][..., None]
     leaves = [x, *layer.parameters()]
+    if use.startswith("context"):
+        masks["context"] = torch.randn_like(x)
+    elif "key_mask" in masks:  # outputs of padding have no loss
+        g = g * masks["key_mask"][..., None]
+    is_rounded = use == "autocast"
+    autocast = partial(torch.autocast, device, torch.bfloat16, enabled=is_rounded)
 
     def forward(run):
-        with torch.no_grad():
+        with torch.no_grad(), autocast() if is_rounded else nullcontext():
             return [run(x, **masks)]
 
     def step(run):
-        out = run(x, **masks)
-        return [out, *torch.autograd.grad(out, leaves, g)]
+        with autocast() if is_rounded else nullcontext():
+            out = run(x, **masks)
+        return [out, *torch.autograd.grad(out, leaves, g.to(out.dtype))]
 
     call = step if training else forward
 
@@ -130,9 +156,17 @@ def whole_text(
 
     def results(run) -> list[Tensor]:
         out, *grads = call(run)
-        return [out[masks["key_mask"]] if "key_mask" in masks else out, *grads]
+        hidden = "key_mask" in masks and "context" not in masks
+        return [out[masks["key_mask"]] if hidden else out, *grads]
 
     def check() -> tuple[float, float]:
+        if use == "dropout":  # without it: what is dropped is drawn
+            layer.eval()
+            found = max((compare(results(layer), results(hand)) for hand in hands.values()), key=lambda pair: pair[0])
+            layer.train()
+            return found
+        if is_rounded:
+            return max(difference(results(layer), results(hand)) for hand in hands.values()), ALLOWED[torch.bfloat16]
         if dtype == torch.float32:
             return max((compare(results(layer), results(hand)) for hand in hands.values()), key=lambda pair: pair[0])
         exact = copy.deepcopy(layer).float()
@@ -151,7 +185,7 @@ def whole_text(
         {what: partial(call, hand) for what, hand in hands.items()},
         check,
         floor=partial(call, linear_maps) if name == "none" and not use else None,
-        engine=lambda: engine_of(layer, x, training, masks),
+        engine=None if use in ON_CPU else lambda: engine_of(layer, x, training, masks),
     )
 
 
@@ -163,11 +197,12 @@ def engine_of(layer: Attention, x: Tensor, training: bool, masks: dict[str, Any]
 
 
 def one_token(
-    name: str, past: int, device: str, dtype: torch.dtype, batch: int = 1, count: int = 1, padded: bool = False
-) -> Contest:
+    name: str, past: int, device: str, dtype: torch.dtype, batch: int = 1, count: int = 1, padded: bool = False,
+    longest: int | None = None,
+) -> Contest:  # fmt: skip
     """`count` tokens after `past`, `DECODED` times in a round; the first ones after the text are not timed, since storage grows. padded:
     on the left, by up to half of the past."""
-    longest = 2 * past
+    longest = longest or 2 * past
     layer = make_layer(name, True, device, dtype, longest).eval()
     hands = {what: kind(layer, longest, False) for what, kind in BY_HAND[name].items()}
     text = torch.randn(batch, longest, D_MODEL, device=device, dtype=dtype)

@@ -29,6 +29,16 @@ from .printing import short_repr
 from .rotation import Rotation
 
 
+def _set_fields(made: object, **fields: object) -> None:
+    """The fields of a frozen dataclass, which its own __init__ sets one by one: every layer makes one in each step. Compilers of PyTorch
+    know that way alone; at another they begin a new graph."""
+    if not torch.compiler.is_compiling():
+        made.__dict__.update(fields)
+        return
+    for name, x in fields.items():
+        object.__setattr__(made, name, x)
+
+
 @dataclass(frozen=True, init=False)
 class Lookup:
     """Tables that one distance index reads: bias, dot_query, dot_key, add_value, in any combination.
@@ -54,12 +64,11 @@ class Lookup:
         states: Tensor | None = None, dot_key: Tensor | None = None, add_value: Tensor | None = None,
         query_shift: Tensor | None = None,
     ):  # fmt: skip
-        # written out, as in Plan: a frozen dataclass's own sets each field by a call, and every layer makes one in each step
         if dot_query is None and (states is not None or query_shift is not None):
             name = "query_shift" if states is None else "states"
             raise ValueError(f"{name} goes with dot_query, which it is multiplied with; give dot_query too")
-        self.__dict__.update(
-            index=index, bias=bias, dot_query=dot_query, states=states, dot_key=dot_key, add_value=add_value,
+        _set_fields(
+            self, index=index, bias=bias, dot_query=dot_query, states=states, dot_key=dot_key, add_value=add_value,
             query_shift=query_shift,
         )  # fmt: skip
 
@@ -105,9 +114,9 @@ class Plan:
         scale: float | Tensor | None = None, slopes: Tensor | None = None, decay: tuple[Tensor, Tensor] | None = None,
         pair: Callable[[Tensor, Tensor], Tensor] | None = None, pair_axes: bool | None = None, sinks: Tensor | None = None,
     ):  # fmt: skip
-        self.__dict__.update(
-            positions=positions, shift=shift, rotate=rotate, cosine=cosine, append=append, lookups=lookups, scale=scale,
-            slopes=slopes, decay=decay, pair=pair, pair_axes=pair_axes, sinks=sinks,
+        _set_fields(
+            self, positions=positions, shift=shift, rotate=rotate, cosine=cosine, append=append, lookups=lookups,
+            scale=scale, slopes=slopes, decay=decay, pair=pair, pair_axes=pair_axes, sinks=sinks,
         )  # fmt: skip
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
@@ -144,6 +153,8 @@ class Plan:
 
     def with_rotation(self, rotation: Rotation) -> Plan:
         """The same plan with this rotation; called for every layer, and faster than `replace`."""
+        if torch.compiler.is_compiling():
+            return replace(self, rotate=rotation)
         new = object.__new__(type(self))
         new.__dict__.update(self.__dict__, rotate=rotation)
         return new

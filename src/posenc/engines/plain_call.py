@@ -21,10 +21,9 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from ..core.index import Index
 from ..core.mask import Mask, MaskOptions, Window, make_mask
-from ..core.memo import STEP
 from ..core.plan import Lookup, Plan, holds_nan
 from . import dense_bias, rules_cpu, triton
-from .cpu import block_sizes, decode, dense, dense_terms
+from .cpu import block_sizes, decode, dense, dense_terms, joined_masks
 from .lowering import add
 from .sdpa import fused_attention, hides_nan
 
@@ -34,9 +33,15 @@ GPU_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
 def run(
-    q: Tensor, k: Tensor, v: Tensor, plan: Plan | None, causal: bool, masks: MaskOptions | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    plan: Plan | None,
+    causal: bool,
+    masks: MaskOptions | None = None,
+    dropout: float = 0.0,
 ) -> Tensor | None:
-    """The output, or None: take the general path. masks: all of `attend`'s, on a CPU; None: causality alone."""
+    """The output, or None: take the general path. masks: all of `attend`'s, on a CPU; None: causality alone. dropout: on a CPU."""
     if triton.INTERPRETED or type(q) not in PLAIN or type(k) not in PLAIN or type(v) not in PLAIN:
         return None  # subclasses have ways of their own
     if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
@@ -57,11 +62,11 @@ def run(
     if torch.is_autocast_enabled("cpu"):  # it would round the mask
         torch.set_autocast_enabled("cpu", False)
         try:
-            return run(q, k, v, plan, causal, masks)
+            return run(q, k, v, plan, causal, masks, dropout)
         finally:
             torch.set_autocast_enabled("cpu", True)
     has_terms, offset = False, None
-    mask = scale = visible = added = is_empty = None
+    mask = scale = hidden = is_empty = None
     if plan is not None:
         if not _is_simple(plan, q_length, k_length, causal):
             return None
@@ -71,56 +76,57 @@ def run(
             if moved is None:
                 return None
             q, k, v = moved
+    precision = torch.float64 if dtype == torch.float64 else torch.float32
     limits: Window = (None, 0 if causal else None)
+    if q_length == 1:
+        limits = None, None
     if masks is not None:
-        made = make_mask(q, k, **masks)
+        key = joined_masks.key_of(q, k_length, masks)
+        known = joined_masks.find(key, masks)
+        made = make_mask(q, k, **masks) if known is None else known.mask
         limits, first = made.limits, 0
         if limits[0] is not None and q_length + limits[0] < k_length:  # keys before these are visible to no query
             first = k_length - q_length - limits[0]
             k, v, k_length, offset = k[:, :, first:], v[:, :, first:], k_length - first, (offset or 0) + first
+        if q_length == 1:
+            limits = None, None
         if not made.plain:
             if not _may_join(made, batch, heads, q_length, k_length, plan if has_terms else None):
                 return None
             keys = slice(first, None)
-            visible, added = made.allowed_by_token(columns=keys), made.added(columns=keys)
-            if torch.is_grad_enabled():  # without gradients PyTorch's attention gives zeros itself
-                is_empty = _fully_masked(visible, added, limits, q_length, k_length)
-                if is_empty is not None:
-                    visible = None if visible is None else visible | is_empty
-                    added = None if added is None else added.masked_fill(is_empty, 0.0)
-    if q_length == 1:
-        limits = None, None
-    hides = visible is not None or added is not None
+            if known is None and key is None and q_length == 1 and not torch.is_grad_enabled():
+                # PyTorch's attention gives zeros itself to a query that sees nothing
+                hidden = dense_terms.hide(
+                    None, made.allowed_by_token(columns=keys), made.added(columns=keys), precision
+                )
+            else:
+                known = known or joined_masks.join(made, limits, q_length, k_length, precision, columns=keys, key=key)
+                hidden, is_empty = known.hidden, known.is_empty
     if plan is not None and has_terms:
         assert offset is not None
-        mask = _mask(q, plan, offset, limits, heads == kv_heads, k_length, visible, added)
+        mask = _mask(q, plan, offset, limits, heads == kv_heads, k_length, hidden, dropout > 0.0)
         if mask is None:
             return None
-    elif hides or (limits != (None, None) and not (limits == (None, 0) and q_length == k_length)):
-        precision = torch.float64 if dtype == torch.float64 else torch.float32
-        limited = None
-        if limits != (None, None):
-            limited = _limits(0 if hides else heads, q_length, k_length, limits, precision, added is None)
-            if limited is None:
-                return None
-        if added is not None:
-            mask = dense_terms.hide(limited, visible, added, precision)
-        else:
-            mask = visible if limited is None else limited if visible is None else limited & visible
+    elif hidden is not None:
+        mask = hidden
+    elif limits != (None, None) and not (limits == (None, 0) and q_length == k_length):
+        mask = _limits(heads, q_length, k_length, limits, precision)
+        if mask is None:
+            return None
     if hides_nan(q, k_length):
         return None
     if isinstance(mask, tuple):
         attend, *facts = mask
         out = attend(q, k, v, *facts, size**-0.5 if scale is None else float(scale))
-    elif mask is not None and mask.requires_grad:
+    elif mask is not None and mask.requires_grad and not dropout:
         out = dense.attend_with_mask(q, k, v, mask, size**-0.5 if scale is None else float(scale), True)
     else:
         out = fused_attention(
-            q, k, v, mask, 0.0, causal and mask is None and q_length > 1, None if scale is None else float(scale)
+            q, k, v, mask, dropout, causal and mask is None and q_length > 1, None if scale is None else float(scale)
         )
     if is_empty is not None:
         out = out.masked_fill(is_empty, 0.0)
-    if (hides or (mask is not None and limits != (None, None))) and holds_nan(out):
+    if (hidden is not None or (mask is not None and limits != (None, None))) and holds_nan(out):
         return None  # a masked key or value may hold NaN
     return out
 
@@ -137,37 +143,12 @@ def _may_join(mask: Mask, batch: int, heads: int, q_length: int, k_length: int, 
     )  # fmt: skip
 
 
-def _fully_masked(
-    visible: Tensor | None, added: Tensor | None, limits: Window, q_length: int, k_length: int
-) -> Tensor | None:
-    """The queries that see no key, [.., Lq or 1, 1]; None: there are none."""
-    if added is not None:
-        visible = added != float("-inf") if visible is None else visible & (added != float("-inf"))
-    assert visible is not None
-    if limits != (None, None):
-        visible = visible & dense_terms.visible_of(*limits, q_length, k_length)
-    sees = visible.any(-1, keepdim=True)
-    return None if sees.all().item() else ~sees
-
-
-def _limits(
-    heads: int, q_length: int, k_length: int, limits: Window, precision: torch.dtype, as_bool: bool
-) -> Tensor | None:
+def _limits(heads: int, q_length: int, k_length: int, limits: Window, precision: torch.dtype) -> Tensor | None:
     """Causality and window as a mask, [1, 1, Lq, Lk], where it is small and no query is fully masked. heads: for which tiles would do
     without it; 0: they would not."""
-    width = _kept_width(q_length, k_length)
-    if q_length > k_length or heads * q_length * width > rules_cpu.CONSTANT_PAIRS:
+    if q_length > k_length or heads * q_length * dense_terms.kept_width(q_length, k_length) > rules_cpu.CONSTANT_PAIRS:
         return None
-    if as_bool:
-        mask = dense_terms.visible_of(*limits, q_length, width)
-    else:
-        mask = dense_terms.limits_of(*limits, q_length, width, precision)
-    return mask if width == k_length else mask.narrow(3, width - k_length, k_length)
-
-
-def _kept_width(q_length: int, k_length: int) -> int:
-    """Keys of a kept mask. That of queries at the end of the keys is the end of a wider one, which serves the next steps too."""
-    return k_length if q_length == k_length else -(-k_length // STEP) * STEP
+    return dense_terms.limits_of(*limits, q_length, k_length, precision)
 
 
 def _run_on_gpu(q: Tensor, k: Tensor, v: Tensor, plan: Plan | None, causal: bool) -> Tensor | None:
@@ -243,9 +224,15 @@ def _is_simple(plan: Plan, q_length: int, k_length: int, causal: bool) -> bool:
 
 
 def _mask(
-    q: Tensor, plan: Plan, offset: int, limits: Window, own_keys: bool, k_length: int, visible: Tensor | None,
-    added: Tensor | None,
-) -> Tensor | tuple | None:  # fmt: skip
+    q: Tensor,
+    plan: Plan,
+    offset: int,
+    limits: Window,
+    own_keys: bool,
+    k_length: int,
+    hidden: Tensor | None,
+    drops: bool,
+) -> Tensor | tuple | None:
     """All terms and masks as one mask, where they fit. With a gradient: the function of `dense` that attends with them, and what it takes
     between q, k, v and the scale."""
     batch, heads, q_length, size = q.shape
@@ -280,9 +267,8 @@ def _mask(
         return None  # a few queries after many keys: their mask would be new in each step
     if content is not None and not own_keys:
         return None
-    width = _kept_width(q_length, k_length) if is_last and not trains else k_length
-    hides = visible is not None or added is not None
-    if not hides:  # else `_may_join` has asked already
+    width = dense_terms.kept_width(q_length, k_length) if is_last and not trains else k_length
+    if hidden is None:  # else `_may_join` has asked already
         most, count = (rules_cpu.CONSTANT_PAIRS, 1) if content is None else (rules_cpu.VARIED_PAIRS, batch)
         if count * heads * q_length * width > most:
             return None
@@ -297,18 +283,17 @@ def _mask(
             for table in tables:
                 if holds_nan(table):
                     return None
-            if trains and content is None:
-                hidden = dense_terms.hide(None, visible, added, precision) if hides else None
+            if trains and content is None and not drops:
                 return dense.attend_with_bias, facts[0], facts[1], facts[2:], hidden
             mask = dense_terms.make_bias(*facts) if trains else dense.keep_bias(*facts)
         if width != k_length:
             mask = mask.narrow(3, width - k_length, k_length)
-    elif limits != (None, None):
-        mask = _limits(0, q_length, k_length, limits, precision, False)
+    elif limits != (None, None) and hidden is None:
+        mask = _limits(0, q_length, k_length, limits, precision)
         if mask is None:
             return None
-    if hides and (mask is not None or not tables):
-        mask = dense_terms.hide(mask, visible, added, precision)
+    if hidden is not None and (mask is not None or not tables):
+        mask = add(mask, hidden)
     if content is None or (mask is None and tables):
         return mask
     scale = size**-0.5 if plan.scale is None else plan.scale
@@ -323,7 +308,7 @@ def _mask(
             return None
         return add(mask, decode.expand_by_distance(dots, batch, index, offset, k_length))
     facts_of_content = index, offset - q_length + 1, k_length, scale, precision
-    if trains and not (mask is not None and mask.requires_grad):
+    if trains and not drops and not (mask is not None and mask.requires_grad):
         return dense.attend_with_table, states, table, facts_of_content, mask
     return add(mask, dense_terms.multiply_by_distance(states, table, *facts_of_content))
 
@@ -351,14 +336,15 @@ def _content_of(q: Tensor, lookup: Lookup, is_token: bool) -> tuple[Tensor, Tens
     return states, table, index
 
 
-def run_without_terms(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor | None:
-    """`run` without a plan for q, k and v of one layer: heads of the same tokens, so that what `run` compares is known."""
+def run_without_terms(q: Tensor, k: Tensor, v: Tensor, causal: bool, dropout: float = 0.0) -> Tensor | None:
+    """`run` without a plan for q, k and v of one layer: heads of the same tokens, so that what `run` compares is known. causal: one query, or
+    as many as keys."""
     if type(q) is not Tensor or type(k) is not Tensor or type(v) is not Tensor or triton.INTERPRETED:
         return None
     _, heads, q_length, _ = q.shape
     k_shape, dtype = k.shape, q.dtype
     _, kv_heads, k_length, _ = k_shape
-    if v.shape != k_shape or k.dtype != dtype or v.dtype != dtype or (causal and 1 != q_length != k_length):
+    if v.shape != k_shape or k.dtype != dtype or v.dtype != dtype:
         return None
     on_cpu = q.is_cpu
     if dtype not in DTYPES and (on_cpu or dtype != torch.float16):
@@ -368,5 +354,5 @@ def run_without_terms(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor |
     if forward_ad._current_level >= 0 or (on_cpu and hides_nan(q, k_length)):
         return None
     if heads == kv_heads:
-        return scaled_dot_product_attention(q, k, v, None, 0.0, causal and q_length > 1)
-    return None if heads % kv_heads else fused_attention(q, k, v, None, 0.0, causal and q_length > 1, None)
+        return scaled_dot_product_attention(q, k, v, None, dropout, causal and q_length > 1)
+    return None if heads % kv_heads else fused_attention(q, k, v, None, dropout, causal and q_length > 1, None)

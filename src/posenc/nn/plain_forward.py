@@ -54,13 +54,12 @@ def forward(layer: Attention, x: Tensor, slot: LayerCache | None, masks: MaskOpt
     on_cpu = q.is_cpu
     if layer.window is not None:
         masks["window"] = layer.window
-    is_short = (
-        is_eager and layer.engine == "auto" and heads == layer.heads and not (layer.training and layer.dropout)
-        and (on_cpu or (q.is_cuda and not masks))
-    )  # fmt: skip
+    dropout = layer.dropout if layer.training else 0.0
+    is_usual = is_eager and layer.engine == "auto" and heads == layer.heads
+    is_short = is_usual and (on_cpu or (q.is_cuda and not masks and not dropout))
     if is_short and by_rows and not encoding.acts_inside:  # nothing is left to do in attention
         every = (k, v) if slot is None else slot.append_in_place(k, v)
-        out = None if every is None else attend_plain(q, *every, None, layer.causal, masks)
+        out = None if every is None else attend_plain(q, *every, None, layer.causal, masks, dropout)
         if out is not None:
             out = (out.transpose(1, 2) if queries > 1 else out).reshape(batch * queries, heads * v.shape[3])
             out = _project(modules["o_proj"], out, batch, queries).view(batch, queries, -1)
@@ -72,12 +71,13 @@ def forward(layer: Attention, x: Tensor, slot: LayerCache | None, masks: MaskOpt
     rotates_here = False
     if not is_short or encoding.acts_inside:
         rotates_here = encoding.rotates and not encoding.length_dependent
-        rotates_here = rotates_here and (slot is not None or (is_short and not encoding.adds_terms))
-        is_steady = is_short and not masks and encoding.steady_terms and not torch.is_grad_enabled()
+        rotates_here = rotates_here and (slot is not None or (is_usual and not encoding.adds_terms))
+        is_steady = is_short and not masks and not dropout and encoding.steady_terms and not torch.is_grad_enabled()
         is_steady = is_steady and not (on_cpu and torch.is_autocast_enabled("cpu"))
-        if is_steady and encoding.rotates == rotates_here and (past == 0 or queries == 1):
+        if is_steady and encoding.rotates == rotates_here and (past == 0 or queries == 1 or on_cpu):
             prepared = encoding.prepared_terms()
-            kind = "token" if past else "causal text" if layer.causal else "text"
+            kind = ("token" if queries == 1 else "tokens") if past else "text"
+            kind = "causal " + kind if layer.causal and queries > 1 else kind
             known = None if prepared is None else prepared.get(kind)
         if known is None and (not is_short or encoding.adds_terms or encoding.rotates != rotates_here):
             plan = _make_plan(layer, encoding, x, past, queries, rotates_here)
@@ -100,9 +100,9 @@ def forward(layer: Attention, x: Tensor, slot: LayerCache | None, masks: MaskOpt
             plan = _make_plan(layer, encoding, x, past, queries, rotates_here)
     if plan is None:
         if is_short and out is None:
-            out = attend_plain(q, k, v, None, layer.causal, masks)
+            out = attend_plain(q, k, v, None, layer.causal, masks, dropout)
     elif is_short and on_cpu:
-        out = attend_plain(q, k, v, plan, layer.causal, masks)
+        out = attend_plain(q, k, v, plan, layer.causal, masks, dropout)
     is_plain = out is not None
     if out is None:
         out = _attend(layer, q, k, v, plan, masks)

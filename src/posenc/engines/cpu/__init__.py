@@ -40,9 +40,7 @@ def supports(lowered: LoweredPlan) -> str | None:
     if reason is not None or not facts.further_axes:
         return reason
     reason = further_axes.supports(facts, lowered.plan, WIDEST)
-    fewest = (
-        4 if facts.reads_distance else 6
-    )  # keys for each channel: 8 x 8 patches are faster in blocks, 14 x 14 as channels
+    fewest = 4 if facts.reads_distance else 6  # keys a channel: 8 x 8 patches are faster in blocks, 14 x 14 as channels
     if reason is None and sum(further_axes.count_channels(facts.dtype, lowered.plan)) * fewest > facts.k_length:
         return "tokens have many different positions on further axes"
     return reason
@@ -62,7 +60,7 @@ def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> tuple[Tensor, 
     # a dense mask of as many queries as keys is kept; one of a few queries after many keys would be new in each step. Whether
     # a gradient is wanted does not matter here, so that an output has the same bits either way
     few = facts.q_length < block_sizes.DECODE_ROWS and not facts.q_length == facts.k_length > 1
-    is_masked = facts.documents or facts.has_dense_mask  # nothing else here takes these
+    is_masked = facts.documents or facts.has_dense_mask or facts.dropout  # nothing else here takes these
     short = eager and (is_masked or not few) and type(q) in (Tensor, torch.nn.Parameter) and dense.applies(facts)
     # as in `hides_nan`; a tile may have few keys even in a long text
     if eager and (not short or facts.k_length < VECTOR) and holds_nan(q):

@@ -13,15 +13,14 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from ...core.index import Index
-from ...core.mask import Mask
 from ...core.memo import STEP, Memo
 from ...core.plan import holds_nan
 from ...core.torch_modes import direct_apply
 from .. import rules_cpu
 from ..lowering import Facts, LoweredPlan, add
 from . import dense_terms
-from .dense_terms import bias_gradients, by_pair, first_derivatives_only, hide, limits_of, make_bias, multiply, reached
-from .head_block import NEG_INF
+from .dense_terms import bias_gradients, by_pair, first_derivatives_only, limits_of, make_bias, multiply, reached
+from .joined_masks import join_masks
 
 ALL = slice(None)
 BLOCK = 1 << 19  # scores of the backward pass that are in memory at once
@@ -40,12 +39,12 @@ def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan, scale: float) -> 
         return None
     hidden = is_empty = None
     if not lowered.mask.plain or (facts.is_limited and facts.q_length > facts.k_length):
-        hidden, is_empty = join_masks(lowered.mask, facts.q_length, facts.k_length, _precision(q))
+        hidden, is_empty = join_masks(lowered.mask, lowered.mask.limits, facts.q_length, facts.k_length, _precision(q))
     mask = add(_bias(lowered, hidden is None), hidden)
     _, query_span, key_span, _ = facts.spans
     if query_span is not None or key_span is not None:
         mask = _add_content(q, k, mask, lowered, scale)
-    out = attend_with_mask(q, k, v, mask, scale, facts.gradient)
+    out = attend_with_mask(q, k, v, mask, scale, facts.gradient, lowered.dropout)
     if is_empty is not None:
         out = out.masked_fill(is_empty, 0.0)
     if (facts.is_limited or hidden is not None) and holds_nan(out):
@@ -53,27 +52,13 @@ def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan, scale: float) -> 
     return out
 
 
-def join_masks(mask: Mask, q_length: int, k_length: int, precision: torch.dtype) -> tuple[Tensor, Tensor | None]:
-    """All masks as one, [B or 1, H or 1, Lq or 1, Lk]: what is added where a key is visible (0 but for a float mask), else -inf. And
-    which queries are fully masked, [.., Lq or 1, 1]; None: none. Theirs is a row of zeros, since softmax would make NaN of -inf: their
-    outputs are to be set to zero, which makes their gradients zero too."""
-    left, right = mask.limits
-    is_limited = left is not None or right is not None
-    limits = limits_of(left, right, q_length, k_length, precision) if is_limited else None
-    joined = hide(limits, mask.allowed_by_token(), mask.added(), precision)
-    highest = joined.detach().amax(-1, keepdim=True)
-    is_empty = None
-    if highest.amin().item() == NEG_INF:
-        is_empty = highest == NEG_INF
-        joined = joined.masked_fill(is_empty, 0.0)
-    return joined if joined.shape[3] == k_length else joined.expand(-1, -1, -1, k_length).contiguous(), is_empty
-
-
 def _precision(q: Tensor) -> torch.dtype:
     return torch.float64 if q.dtype == torch.float64 else torch.float32
 
 
-def attend_with_mask(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, gradient: bool) -> Tensor:
+def attend_with_mask(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, gradient: bool, dropout: float = 0.0
+) -> Tensor:
     """PyTorch's attention, whose gradient reaches the mask too."""
     # the kernels read channels, and keys of a mask, side by side
     if q.stride(3) != 1 or k.stride(3) != 1 or v.stride(3) != 1:
@@ -81,6 +66,8 @@ def attend_with_mask(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale
     if mask is not None and mask.stride(3) != 1:
         mask = mask.contiguous()
     grouped = q.shape[1] != k.shape[1]
+    if dropout:
+        return scaled_dot_product_attention(q, k, v, mask, dropout, scale=scale, enable_gqa=grouped)
     if mask is not None and gradient and mask.requires_grad:
         return _apply_attend(q, k, v, mask, scale)
     if gradient and not grouped:

@@ -16,6 +16,7 @@ from torch.nn.functional import pad
 
 from ...core.index import Index
 from ...core.mask import Mask
+from ...core.memo import STEP
 from ...core.tables import select_rows, sum_rows
 from ...core.torch_modes import direct_apply
 from ..lowering import add
@@ -153,20 +154,24 @@ def negative_distances(lowest: int, highest: int, dtype: torch.dtype) -> Tensor:
         return -torch.arange(lowest, highest + 1).abs().to(dtype)
 
 
-@lru_cache(maxsize=8)
 def limits_of(left: int | None, right: int | None, q_length: int, k_length: int, dtype: torch.dtype) -> Tensor:
     """[1, 1, Lq, Lk]: 0 where causality and the window let a key be visible, else -inf."""
+    width = kept_width(q_length, k_length)
+    mask = _limits_of(left, right, q_length, width, dtype)
+    return mask if width == k_length else mask.narrow(3, width - k_length, k_length)
+
+
+@lru_cache(maxsize=8)
+def _limits_of(left: int | None, right: int | None, q_length: int, k_length: int, dtype: torch.dtype) -> Tensor:
     with torch.inference_mode(False), torch.no_grad():
         allowed = Mask(window=(left, right)).allowed(q_length, k_length, torch.device("cpu"))
         assert allowed is not None
         return torch.zeros(1, 1, q_length, k_length, dtype=dtype).masked_fill_(~allowed, NEG_INF)
 
 
-@lru_cache(maxsize=8)
-def visible_of(left: int | None, right: int | None, q_length: int, k_length: int) -> Tensor:
-    """[1, 1, Lq, Lk]: where causality and the window let a key be visible."""
-    with torch.inference_mode(False), torch.no_grad():
-        return limits_of(left, right, q_length, k_length, torch.float32) == 0.0
+def kept_width(q_length: int, k_length: int) -> int:
+    """Keys of a kept mask. That of fewer queries than keys is the end of a wider one, which serves the next steps too."""
+    return k_length if q_length >= k_length else -(-k_length // STEP) * STEP
 
 
 def hide(mask: Tensor | None, visible: Tensor | None, added: Tensor | None, precision: torch.dtype) -> Tensor:

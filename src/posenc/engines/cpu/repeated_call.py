@@ -1,6 +1,6 @@
 """A layer's next call, without gradients: what calls like the last one have in common is computed once.
 
-    call 1   plan, checks, the choice of an engine      ─▶  out, and a Token (one query) or a Text (as many as keys)
+    call 1   plan, checks, the choice of an engine      ─▶  out, and a Token (one query) or a Text (several)
     call 2 .. Token.run(q, k, v), Text.run(q, k, v)     ─▶  out, or None: run like call 1
 
 A query is the last of its text, so its distances to L keys are 1 - L .. 0, whatever the step: a bias is the end of one row, which
@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from ...core.index import Index
+from ...core.memo import STEP
 from ...core.plan import Plan, holds_nan
 from ..lowering import add
 from ..sdpa import fused_attention, hides_nan
@@ -73,8 +74,7 @@ class Token:
     def _products(self, q: Tensor, keys: int) -> Tensor:
         """scale q·table by key, [B, H, 1, L]."""
         table, index = self.content, self.index
-        assert table is not None
-        assert isinstance(index, Index)
+        assert table is not None and isinstance(index, Index)
         batch, heads, _, size = q.shape
         if q.dtype != table.dtype:
             q = q.to(table.dtype)
@@ -83,53 +83,65 @@ class Token:
 
 
 class Text:
-    """The terms of as many queries as keys on a CPU, without gradients: biases, slopes, and at most one table that multiplies the
-    queries."""
+    """The terms of a text, or of the last tokens of one, on a CPU, without gradients: biases, slopes, and, of as many queries as keys, at
+    most one table that multiplies the queries."""
 
-    __slots__ = ("causal", "content", "dtype", "facts", "k_shape", "scale", "shape")
+    __slots__ = ("causal", "content", "dtype", "facts", "fewest", "kv_heads", "scale", "shape")
     is_final = False
 
     def __init__(self, q: Tensor, k: Tensor, plan: Plan, causal: bool):
         """What `plain_call.run` has just run."""
         precision = torch.float64 if q.dtype == torch.float64 else torch.float32
-        length, offset = q.shape[2], plan.positions.offset
-        assert offset is not None
-        self.shape, self.k_shape, self.dtype, self.causal = q.shape, k.shape, q.dtype, causal
+        length, keys = q.shape[2], dense_terms.kept_width(q.shape[2], k.shape[2])
+        self.shape, self.kv_heads, self.dtype, self.causal = q.shape, k.shape[1], q.dtype, causal
+        self.fewest = length if length == keys else max(length, keys - STEP) + 1
         self.scale = None if plan.scale is None else float(plan.scale)
-        self.facts = *bias_tables(plan), offset, length, length, None, 0 if causal else None, precision
+        self.facts = *bias_tables(plan), length - keys, length, keys, None, 0 if causal else None, precision
         self.content: tuple[Tensor, Tensor, tuple[Tensor, int, int]] | None = None
         for lookup in plan.lookups:
             if lookup.dot_query is not None:
                 scale = q.shape[3] ** -0.5 if self.scale is None else self.scale
-                index, lowest = lookup.index, offset - length + 1
+                index = lookup.index
                 assert isinstance(index, Index)
                 with torch.inference_mode(False), torch.no_grad():
                     copy = lookup.dot_query.clone()
-                    rows = dense_terms.scaled_rows(copy, index, lowest, length, length, scale, precision)
+                    rows = dense_terms.scaled_rows(copy, index, 1 - length, length, length, scale, precision)
                 self.content = lookup.dot_query, copy, rows
 
     @staticmethod
     def supports(q: Tensor, k: Tensor, plan: Plan) -> bool:
         """Of plans that `plain_call.run` takes, without a gradient."""
-        return 1 < q.shape[2] == k.shape[2] and _has_only_tables(q, plan)
+        queries, keys = q.shape[2], k.shape[2]
+        if plan.positions.offset != queries - keys or not _has_only_tables(q, plan):
+            return False
+        return queries == keys or all(lookup.dot_query is None for lookup in plan.lookups)
 
     def run(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor | None:
-        if q.shape != self.shape or k.shape != self.k_shape or q.dtype != self.dtype or not _is_plain(q):
+        (_, kv_heads, keys, _), length = k.shape, q.shape[2]
+        if (
+            q.shape != self.shape
+            or kv_heads != self.kv_heads
+            or q.dtype != self.dtype
+            or not _is_plain(q)
+            or hides_nan(q, keys)
+        ):
             return None
-        if hides_nan(q, q.shape[2]):
+        most, mask = self.facts[4], None
+        if not self.fewest <= keys <= most:
             return None
-        mask = None
         if self.facts[0]:
             mask = dense.find_bias(*self.facts)
             if mask is None:
                 return None
+            if keys != most:
+                mask = mask.narrow(3, most - keys, keys)
         elif self.causal:
-            mask = dense_terms.limits_of(*self.facts[5:7], *self.facts[3:5], self.facts[7])
+            mask = dense_terms.limits_of(*self.facts[5:7], length, keys, self.facts[7])
         if self.content is not None:
             table, copy, rows = self.content
             if not copy.equal(table):
                 return None
-            mask = add(mask, dense_terms.multiply_scaled(q, *rows, q.shape[2]))
+            mask = add(mask, dense_terms.multiply_scaled(q, *rows, length))
         out = fused_attention(q, k, v, mask, 0.0, False, self.scale)
         return None if self.causal and holds_nan(out) else out  # a masked key or value may hold NaN
 

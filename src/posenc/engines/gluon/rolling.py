@@ -8,8 +8,11 @@ has 64 distances that the tile before it had not, so a step makes one more produ
     chunk of rows    0           1           2
 
     step t      begin = skew(chunk t, chunk t + 1)                   skew.py: by query and key, in registers
-                s = begin + q k_t      acc += p v(t-1)      chunk t + 2 = q table + bias
+                s = begin + q k_t      acc += p v(t-1)      chunk t + 2 = q table + ones bias
                 p = softmax s
+
+A bias over the same distances is three more channels of the table (rolling_prepare.split_bias), which are multiplied with ones: loads and
+additions for each number of a tile would take longer.
 
 Roles, slots and masks are those of kernel.py. The table passes through a ring of its own, whose chunks serve one consumer after the other:
 consumer c takes chunk k in its step k + c - 4. A step's product of distances runs beside the softmax of its scores.
@@ -29,7 +32,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from .kernel import (
     CONSUMERS,
-    PAD,
     ROWS,
     UNSPECIALISED,
     accumulator,
@@ -58,11 +60,29 @@ from .skew import skew
 
 KEYS = gl.constexpr(64)  # of a tile, and distances of a chunk
 CHUNKS = gl.constexpr(4)  # that are loaded before the first step
+SPLIT = gl.constexpr(16)  # channels of a bias, three of which are used: a product has no fewer
 
 
 @gluon.jit
-def produce(load, bars, ring, sizes, NC: gl.constexpr, STAGES: gl.constexpr, RING: gl.constexpr):
-    q_desc, k_desc, v_desc, t_desc, tiles_ptr, table_heads, lo, q_smem, k_smem, v_smem, t_smem = load
+def load_chunk(
+    chunk, h, row, table_heads, t_desc, b_desc, table, t_full, t_empty, RING: gl.constexpr, BIAS: gl.constexpr
+):
+    """Copies a chunk of the table, from a row on that may lie outside, and of the bias."""
+    t_smem, b_smem, ones = table
+    slot = chunk % RING
+    wait_empty(t_empty, chunk, RING)
+    if BIAS:
+        mbarrier.expect(t_full.index(slot), t_desc.block_type.nbytes + b_desc.block_type.nbytes)
+        tma.async_copy_global_to_shared(b_desc, [h, row, 0], t_full.index(slot), b_smem.index(slot))
+    else:
+        mbarrier.expect(t_full.index(slot), t_desc.block_type.nbytes)
+    place = [gl.minimum(h, table_heads - 1), row, 0]
+    tma.async_copy_global_to_shared(t_desc, place, t_full.index(slot), t_smem.index(slot))
+
+
+@gluon.jit
+def produce(load, bars, ring, sizes, NC: gl.constexpr, STAGES: gl.constexpr, RING: gl.constexpr, BIAS: gl.constexpr):
+    q_desc, k_desc, v_desc, t_desc, b_desc, tiles_ptr, table_heads, lo, q_smem, k_smem, v_smem, table = load
     t_full, t_empty = ring
     q_length, k_length, heads, group, batch_heads, section, left, right, tiles_row = sizes
     BM: gl.constexpr = NC * ROWS
@@ -77,12 +97,7 @@ def produce(load, bars, ring, sizes, NC: gl.constexpr, STAGES: gl.constexpr, RIN
         row = first * KEYS - m0 + offset - lo - (CHUNKS - 1) * KEYS
         load_queries(turn, b, h, m0, q_desc, q_smem, q_desc, q_smem, bars, NC, False)
         for t in range(1 - CHUNKS, n + 1):
-            slot = chunk % RING
-            wait_empty(t_empty, chunk, RING)
-            mbarrier.expect(t_full.index(slot), t_desc.block_type.nbytes)
-            tma.async_copy_global_to_shared(
-                t_desc, [gl.minimum(h, table_heads - 1), row, 0], t_full.index(slot), t_smem.index(slot)
-            )
+            load_chunk(chunk, h, row, table_heads, t_desc, b_desc, table, t_full, t_empty, RING, BIAS)
             row += KEYS
             chunk += 1
             if t >= 0:
@@ -93,26 +108,34 @@ def produce(load, bars, ring, sizes, NC: gl.constexpr, STAGES: gl.constexpr, RIN
 
 
 @gluon.jit
-def multiply(q, t_smem, chunk, S_L: gl.constexpr, RING: gl.constexpr):
-    """Starts the product of the queries with a chunk of the table."""
-    rows = t_smem.index(chunk % RING).reshape([KEYS, t_smem.shape[3]]).permute((1, 0))
-    return warpgroup_mma(q, rows, gl.zeros([ROWS, KEYS], gl.float32, S_L), use_acc=False, is_async=True)
+def make_ring(t_desc, b_desc, RING: gl.constexpr, BIAS: gl.constexpr):
+    """Slots for chunks of the table and the bias, and ones."""
+    DTYPE: gl.constexpr = t_desc.dtype
+    t_smem = gl.allocate_shared_memory(DTYPE, [RING] + t_desc.block_shape, t_desc.layout)
+    b_smem = t_smem
+    ones = t_smem
+    if BIAS:
+        b_smem = gl.allocate_shared_memory(DTYPE, [RING] + b_desc.block_shape, b_desc.layout)
+        ones = gl.allocate_shared_memory(DTYPE, [SPLIT, ROWS], gl.NVMMASharedLayout(128, 16, 2))
+        ones.store(gl.full([SPLIT, ROWS], 1.0, DTYPE, gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])))
+    return t_smem, b_smem, ones
 
 
 @gluon.jit
-def add_bias(x, bias, dist, lo, hi, S_L: gl.constexpr, BIAS: gl.constexpr):
-    """The product with a chunk whose first distance is dist, and the bias. A product that begins with the bias instead makes ptxas
-    serialise all products (C7518)."""
+def multiply(q, table, chunk, S_L: gl.constexpr, RING: gl.constexpr, BIAS: gl.constexpr):
+    """Starts the product of the queries with a chunk of the table, and the bias: two products, of one without it."""
+    t_smem, b_smem, ones = table
+    rows = t_smem.index(chunk % RING).reshape([KEYS, t_smem.shape[3]]).permute((1, 0))
+    x = gl.zeros([ROWS, KEYS], gl.float32, S_L)
     if BIAS:
-        # no key beyond the span is visible, so such chunks may read any entries
-        first = gl.minimum(gl.maximum(dist - lo + PAD, 0), hi - lo + 2 * PAD - KEYS)
-        x += gl.expand_dims(gl.load(bias + first + gl.arange(0, KEYS, gl.SliceLayout(0, S_L))), 0)
-    return x
+        bias = b_smem.index(chunk % RING).reshape([KEYS, SPLIT]).permute((1, 0))
+        x = warpgroup_mma(ones.permute((1, 0)), bias, x, use_acc=False, is_async=True)
+    return warpgroup_mma(q, rows, x, use_acc=BIAS, is_async=True)
 
 
 @gluon.jit
 def take_step(
-    q, before, after, p, m, l, acc, step, chunk, scale, m0, n0, is_masked, masks, limits, bias, dist, lo, hi, k_smem, v_smem, t_smem,
+    q, before, after, p, m, l, acc, step, chunk, scale, m0, n0, is_masked, masks, limits, k_smem, v_smem, table,
     bars, ring, S_L: gl.constexpr, P_L: gl.constexpr, CID: gl.constexpr, NC: gl.constexpr, STAGES: gl.constexpr,
     RING: gl.constexpr, TURNS: gl.constexpr, BIAS: gl.constexpr, WINDOW: gl.constexpr, PADDED: gl.constexpr, DOCS: gl.constexpr,
 ):  # fmt: skip
@@ -129,20 +152,19 @@ def take_step(
         wait_turn(CID)
     s_new = warpgroup_mma(q, k_tile, begin, is_async=True)
     acc_new = warpgroup_mma(p, v_tile, acc, is_async=True)
-    next_new = multiply(q, t_smem, chunk, S_L, RING)
+    next_new = multiply(q, table, chunk, S_L, RING, BIAS)
     if TURNS:
         pass_turn((CID + 1) % NC)
-    s = warpgroup_mma_wait(2, deps=(s_new,))
+    s = warpgroup_mma_wait(2 + BIAS, deps=(s_new,))
     if is_masked:
         s = hide(s, m0, n0, masks, limits, S_L, WINDOW, PADDED, DOCS)
-    p_new, alpha, m = softmax(s, m, scale, 0.0, 0.0, dist, S_L, True, False)
+    p_new, alpha, m = softmax(s, m, scale, 0.0, 0.0, 0, S_L, True, False)
     l = l * along_rows(alpha, l) + gl.sum(p_new, 1)
     wait_full(full, step + 1, STAGES)  # here for ptxas, see kernel.py
     acc, following = warpgroup_mma_wait(0, deps=(acc_new, next_new))
     mbarrier.arrive(empty.index(at))
     mbarrier.arrive(t_empty.index(chunk % RING))
     p = gl.convert_layout(gl.reshape(p_new.to(v_smem.dtype), [ROWS, KEYS]), P_L)
-    following = add_bias(following, bias, dist + KEYS, lo, hi, S_L, BIAS)
     return after, following.to(v_smem.dtype), p, m, l, acc * along_rows(alpha, acc)
 
 
@@ -151,7 +173,7 @@ def consume(
     use, masks, bars, ring, sizes, scale, CID: gl.constexpr, NC: gl.constexpr, STAGES: gl.constexpr, RING: gl.constexpr, TURNS: gl.constexpr,
     BIAS: gl.constexpr, WINDOW: gl.constexpr, PADDED: gl.constexpr, DOCS: gl.constexpr,
 ):  # fmt: skip
-    o_desc, lse_ptr, tiles_ptr, bias_ptr, bias_row, lo, hi, q_smem, o_smem, k_smem, v_smem, t_smem = use
+    o_desc, lse_ptr, tiles_ptr, q_smem, o_smem, k_smem, v_smem, table = use
     q_full, q_empty, full, empty = bars
     t_full, t_empty = ring
     q_length, k_length, heads, group, batch_heads, section, left, right, tiles_row = sizes
@@ -169,23 +191,20 @@ def consume(
         m0 = block * BM + CID * ROWS
         first, left0, left1, right0, right1, last, clear0, clear1, offset = load_tiles(tiles_ptr, tiles_row, b, block)
         own, inner0, inner1 = find_own_tiles(m0, first, last, limits, KEYS)
-        bias = bias_ptr + h * bias_row
         of_row = masks_of_row(masks, b)
         q = q_smem.index(CID).reshape([ROWS, D])
         mbarrier.wait(q_full.index(CID), turn & 1)
 
         # the distances before the first tile, and those that begin with it
-        dist = first * KEYS - m0 + offset
         begin = step + (CHUNKS - 1) * turn  # a block has that many more chunks than slots
         chunk = begin + (CHUNKS - 2 - CID)
         wait_full(t_full, chunk, RING)
         wait_full(t_full, chunk + 1, RING)
         wait_full(full, step, STAGES)
-        before_new = multiply(q, t_smem, chunk, S_L, RING)
-        after_new = multiply(q, t_smem, chunk + 1, S_L, RING)
+        before_new = multiply(q, table, chunk, S_L, RING, BIAS)
+        after_new = multiply(q, table, chunk + 1, S_L, RING, BIAS)
         before, after = warpgroup_mma_wait(0, deps=(before_new, after_new))
-        before = add_bias(before, bias, dist - KEYS, lo, hi, S_L, BIAS).to(v_smem.dtype)
-        after = add_bias(after, bias, dist, lo, hi, S_L, BIAS).to(v_smem.dtype)
+        before, after = before.to(v_smem.dtype), after.to(v_smem.dtype)
         for i in gl.static_range(CHUNKS - CID):  # these two, and those before them that only later consumers need
             mbarrier.arrive(t_empty.index((begin + i) % RING))
 
@@ -194,10 +213,9 @@ def consume(
             n0 = (first + t) * KEYS
             is_masked = is_touched(first + t, n0, inner0, inner1, clear0, clear1, KEYS, PADDED, DOCS)
             before, after, p, m, l, acc = take_step(
-                q, before, after, p, m, l, acc, step, step + (CHUNKS - 1) * turn + (CHUNKS - CID), scale, m0, n0, is_masked, of_row, limits, bias, dist, lo, hi, k_smem, v_smem,
-                t_smem, bars, ring, S_L, P_L, CID, NC, STAGES, RING, TURNS, BIAS, WINDOW, PADDED, DOCS,
+                q, before, after, p, m, l, acc, step, step + (CHUNKS - 1) * turn + (CHUNKS - CID), scale, m0, n0, is_masked, of_row, limits, k_smem, v_smem,
+                table, bars, ring, S_L, P_L, CID, NC, STAGES, RING, TURNS, BIAS, WINDOW, PADDED, DOCS,
             )  # fmt: skip
-            dist += KEYS
             step += 1
 
         finish_block(p, m, l, acc, step, (b, h, bh, m0), q_length, o_desc, lse_ptr, o_smem, v_smem, bars, S_L, CID, STAGES)  # fmt: skip
@@ -218,9 +236,10 @@ def consume(
 def forward_rolling(
     q_desc, k_desc, v_desc, o_desc,  # [B, heads, L, D]
     t_desc,  # the table [H or 1, hi - lo + 1, D]
+    b_desc,  # the bias [H, hi - lo + 1, SPLIT], or unused
     lse_ptr,  # float32 [B, H, Lq rounded up to 64], base 2
     tiles_ptr,  # int32 [B or 1, blocks, NUMBERS] (kernel.load_tiles), none of them far
-    bias_ptr,  # float32 [H, PAD + span + PAD] (prepare.pad_bias), or unused
+    bias_ptr,  # unused
     bits_ptr, doc_q_ptr, doc_k_ptr, doc_keys_ptr,  # as in kernel.forward
     scale,  # base 2
     q_length, k_length, heads, group, batch_heads, section, left, right, tiles_row, table_heads, bias_row, bits_row, doc_q_row, doc_k_row,
@@ -231,13 +250,13 @@ def forward_rolling(
     """out and lse; arguments are as in kernel.forward. lo, hi: the table's distances, among them all that are visible."""
     NC: gl.constexpr = CONSUMERS
     q_smem, o_smem, k_smem, v_smem = make_buffers(q_desc, k_desc, v_desc, o_desc, NC, STAGES)
-    t_smem = gl.allocate_shared_memory(q_desc.dtype, [RING] + t_desc.block_shape, t_desc.layout)
+    table = make_ring(t_desc, b_desc, RING, BIAS)
     bars = make_barriers(NC, 1) + make_barriers(STAGES, NC)
     ring = make_barriers(RING, NC)
     fence_async_shared()
 
-    load = (q_desc, k_desc, v_desc, t_desc, tiles_ptr, table_heads, lo, q_smem, k_smem, v_smem, t_smem)
-    use = (o_desc, lse_ptr, tiles_ptr, bias_ptr, bias_row, lo, hi, q_smem, o_smem, k_smem, v_smem, t_smem)
+    load = (q_desc, k_desc, v_desc, t_desc, b_desc, tiles_ptr, table_heads, lo, q_smem, k_smem, v_smem, table)
+    use = (o_desc, lse_ptr, tiles_ptr, q_smem, o_smem, k_smem, v_smem, table)
     masks = (bits_ptr, doc_q_ptr, doc_k_ptr, doc_keys_ptr, bits_row, doc_q_row, doc_k_row, doc_keys_row)
     sizes = (q_length, k_length, heads, group, batch_heads, section, left, right, tiles_row)
     # Constants are repeated in each call: in a tuple that has a name they would become tensors.
@@ -245,5 +264,5 @@ def forward_rolling(
         (consume, (use, masks, bars, ring, sizes, scale, 0, NC, STAGES, RING, TURNS, BIAS, WINDOW, PADDED, DOCS)),
         (consume, (use, masks, bars, ring, sizes, scale, 1, NC, STAGES, RING, TURNS, BIAS, WINDOW, PADDED, DOCS)),
         (consume, (use, masks, bars, ring, sizes, scale, 2, NC, STAGES, RING, TURNS, BIAS, WINDOW, PADDED, DOCS)),
-        (produce, (load, bars, ring, sizes, NC, STAGES, RING)),
+        (produce, (load, bars, ring, sizes, NC, STAGES, RING, BIAS)),
     ], [4, 4, 1], [CONSUMER_REGISTERS, CONSUMER_REGISTERS, PRODUCER_REGISTERS])  # fmt: skip

@@ -14,14 +14,14 @@ distances that a tile of 64 keys adds. rolling_backward_keys.py makes dK and dV 
     step t      s  = skew(chunks t + 1, t + 2) + q k_t      dp = dO v_t      (skew.py; for the second consumer one chunk less)
                 dQ += ds(t-1) k(t-1) + band(t-1) chunk t     beside the exponentials
                 p  = exp2(s - lse)
-                chunk t + 3 = q table + bias                 beside what follows
+                chunk t + 3 = q table + ones bias            beside what follows
                 ds = p (dp - delta)
                 band(t) = unskew(ds(t-1), ds(t))             all of ds at the distances of chunk t + 1 -> adder
 
     adder       of both consumers' bands of a chunk          band^T q, its columns' sums (by a product with ones) -> sums in memory
 
 Each program has one head and sums of its own in memory, [distances, channels] in float32, to which it adds one block after the other; sum_tables
-(rolling_backward_prepare.py) adds the programs of a head. So every sum has a fixed order, and memory grows with the length alone.
+(rolling_prepare.py) adds the programs of a head. So every sum has a fixed order, and memory grows with the length alone.
 """
 
 from __future__ import annotations
@@ -46,39 +46,41 @@ from .kernel import (
     hide,
     is_touched,
     load_tiles,
+    make_barriers,
     masks_of_row,
     pass_turn,
     wait_turn,
 )
-from .rolling import KEYS, add_bias, multiply
+from .rolling import KEYS, load_chunk, make_ring, multiply
 from .skew import skew, unskew
 
 PAIR = gl.constexpr(2)  # consumers
 BLOCK = gl.constexpr(128)  # queries of both
+FINISHED = gl.constexpr(1 << 30)  # chunks, of a block that has added all that it has
 BAND_SLOTS = gl.constexpr(3)  # of each consumer, on their way to the adder
 
 
 @gluon.jit
 def find_own_block(turn, sizes):
     """The batch row and the block of queries that a program takes in its turn. Programs are of one head each, `programs` of them."""
-    q_length, k_length, heads, group, batch, section, programs, tiles_row, bias_row, chunks, lo, hi = sizes
+    q_length, k_length, heads, group, batch, section, programs, tiles_row, chunks, lo = sizes
     count = (q_length + BLOCK - 1) // BLOCK
     return find_block(turn, gl.program_id(0) % programs, programs, count, batch, section)
 
 
 @gluon.jit
 def count_own_blocks(sizes):
-    q_length, k_length, heads, group, batch, section, programs, tiles_row, bias_row, chunks, lo, hi = sizes
+    q_length, k_length, heads, group, batch, section, programs, tiles_row, chunks, lo = sizes
     count = (q_length + BLOCK - 1) // BLOCK
     return count_blocks(batch * count, gl.program_id(0) % programs, programs)
 
 
 # ---- producer ---------------------------------------------------------------------------------------------------------
 @gluon.jit
-def produce(load, bars, sizes, STAGES: gl.constexpr, RING: gl.constexpr):
-    q_desc, do_desc, k_desc, v_desc, t_desc, tiles_ptr, q_smem, do_smem, k_smem, v_smem, t_smem = load
+def produce(load, bars, sizes, STAGES: gl.constexpr, RING: gl.constexpr, BIAS: gl.constexpr):
+    q_desc, do_desc, k_desc, v_desc, t_desc, b_desc, tiles_ptr, q_smem, do_smem, k_smem, v_smem, table = load
     q_full, q_empty, full, empty, t_full, t_empty = bars
-    q_length, k_length, heads, group, batch, section, programs, tiles_row, bias_row, chunks, lo, hi = sizes
+    q_length, k_length, heads, group, batch, section, programs, tiles_row, chunks, lo = sizes
     h = gl.program_id(0) // programs
     step = 0
     chunk = 0
@@ -93,10 +95,7 @@ def produce(load, bars, sizes, STAGES: gl.constexpr, RING: gl.constexpr):
             tma.async_copy_global_to_shared(q_desc, [b, h, m0 + c * ROWS, 0], q_full.index(c), q_smem.index(c))
             tma.async_copy_global_to_shared(do_desc, [b, h, m0 + c * ROWS, 0], q_full.index(c), do_smem.index(c))
         for t in range(-PAIR - 1, last - first):
-            slot = chunk % RING
-            mbarrier.wait(t_empty.index(slot), ((chunk // RING) & 1) ^ 1)
-            mbarrier.expect(t_full.index(slot), t_desc.block_type.nbytes)
-            tma.async_copy_global_to_shared(t_desc, [h, row, 0], t_full.index(slot), t_smem.index(slot))
+            load_chunk(chunk, h, row, heads, t_desc, b_desc, table, t_full, t_empty, RING, BIAS)
             row += KEYS
             chunk += 1
             if t >= 0:
@@ -119,11 +118,11 @@ def load_row(ptr, bh, m0, q_length, other, S_L: gl.constexpr):
 
 
 @gluon.jit
-def add_products(dq, ds, band, at, chunk, k_smem, t_smem, A_L: gl.constexpr, RING: gl.constexpr):
+def add_products(dq, ds, band, at, chunk, k_smem, table, A_L: gl.constexpr, RING: gl.constexpr):
     """Starts dq + ds . keys + band . table."""
     D: gl.constexpr = k_smem.shape[4]
     dq = warpgroup_mma(gl.convert_layout(ds, A_L), k_smem.index(at).reshape([KEYS, D]), dq, is_async=True)
-    rows = t_smem.index(chunk % RING).reshape([KEYS, D])
+    rows = table[0].index(chunk % RING).reshape([KEYS, D])
     return warpgroup_mma(gl.convert_layout(band, A_L), rows, dq, is_async=True)
 
 
@@ -140,12 +139,12 @@ def give_band(band, made, band_smem, band_full, band_empty, CID: gl.constexpr):
 
 @gluon.jit
 def take_step(
-    q, do, dq, ds, band, before, after, lse, delta, step, old, t, chunk, made, scale, m0, n0, is_masked, masks, limits, bias, dist, lo, hi, smem, bars,
+    q, do, dq, ds, band, before, after, lse, delta, step, old, t, chunk, made, scale, m0, n0, is_masked, masks, limits, smem, bars,
     S_L: gl.constexpr, A_L: gl.constexpr, CID: gl.constexpr, STAGES: gl.constexpr, RING: gl.constexpr, TURNS: gl.constexpr, BIAS: gl.constexpr,
     WINDOW: gl.constexpr, PADDED: gl.constexpr, DOCS: gl.constexpr,
 ):  # fmt: skip
     """ds of a tile, and dq with that of the tile before, in slot `old`. chunk: of the table, where the tile's own begin."""
-    k_smem, v_smem, t_smem, band_smem = smem
+    k_smem, v_smem, table, band_smem = smem
     full, empty, t_full, t_empty, band_full, band_empty = bars
     D: gl.constexpr = k_smem.shape[4]
     at = step % STAGES
@@ -157,7 +156,7 @@ def take_step(
     s = warpgroup_mma(q, k_smem.index(at).reshape([KEYS, D]).permute((1, 0)), begin, is_async=True)
     dp = warpgroup_mma(do, v_smem.index(at).reshape([KEYS, D]).permute((1, 0)), zero, use_acc=False, is_async=True)
     # before the first tile ds and band are zeros, and any keys and rows will do
-    dq = add_products(dq, ds, band, old, gl.where(t == 0, chunk, chunk - 1), k_smem, t_smem, A_L, RING)
+    dq = add_products(dq, ds, band, old, gl.where(t == 0, chunk, chunk - 1), k_smem, table, A_L, RING)
     if TURNS:
         pass_turn((CID + 1) % PAIR)
     s = warpgroup_mma_wait(3, deps=(s,))
@@ -166,15 +165,14 @@ def take_step(
     p = gl.exp2(s * scale - along_rows(lse, s))
     ahead = chunk + 2
     mbarrier.wait(t_full.index(ahead % RING), (ahead // RING) & 1)
-    following = multiply(q, t_smem, ahead, S_L, RING)
-    dp, dq = warpgroup_mma_wait(1, deps=(dp, dq))
+    following = multiply(q, table, ahead, S_L, RING, BIAS)
+    dp, dq = warpgroup_mma_wait(1 + BIAS, deps=(dp, dq))
     mbarrier.arrive(empty.index(old), pred=t > 0)
     mbarrier.arrive(t_empty.index(gl.maximum(chunk - 1, 0) % RING), pred=(t > 0) | (CID == 0))
     ds_new = (p * (dp - along_rows(delta, dp))).to(k_smem.dtype)
     band = unskew(ds, ds_new)
     give_band(band, made, band_smem, band_full, band_empty, CID)
     following = warpgroup_mma_wait(0, deps=(following,))
-    following = add_bias(following, bias, dist + KEYS, lo, hi, S_L, BIAS)
     return dq, ds_new, band, after, following.to(k_smem.dtype)
 
 
@@ -183,17 +181,16 @@ def consume(
     use, smem, masks, bars, sizes, limits, scale, CID: gl.constexpr, STAGES: gl.constexpr, RING: gl.constexpr, TURNS: gl.constexpr, BIAS: gl.constexpr,
     WINDOW: gl.constexpr, PADDED: gl.constexpr, DOCS: gl.constexpr,
 ):  # fmt: skip
-    dq_desc, lse_ptr, delta_ptr, tiles_ptr, bias_ptr, q_smem, do_smem, o_smem = use
-    k_smem, v_smem, t_smem, band_smem = smem
+    dq_desc, lse_ptr, delta_ptr, tiles_ptr, q_smem, do_smem, o_smem = use
+    k_smem, v_smem, table, band_smem = smem
     q_full, q_empty, full, empty, t_full, t_empty, band_full, band_empty = bars
-    q_length, k_length, heads, group, batch, section, programs, tiles_row, bias_row, chunks, lo, hi = sizes
+    q_length, k_length, heads, group, batch, section, programs, tiles_row, chunks, lo = sizes
     D: gl.constexpr = k_smem.shape[4]
     DTYPE: gl.constexpr = k_smem.dtype
     S_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
     O_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     A_L: gl.constexpr = gl.DotOperandLayout(0, O_L, 2)
     h = gl.program_id(0) // programs
-    bias = bias_ptr + h * bias_row
     tile_bars = (full, empty, t_full, t_empty, band_full, band_empty)
     q = q_smem.index(CID).reshape([ROWS, D])
     do = do_smem.index(CID).reshape([ROWS, D])
@@ -214,15 +211,13 @@ def consume(
         mbarrier.wait(q_full.index(CID), turn & 1)
 
         # the distances before the first tile, and those that begin with it
-        dist = first * KEYS - m0 + offset
         chunk = base + (PAIR - 1 - CID)
         mbarrier.wait(t_full.index(chunk % RING), (chunk // RING) & 1)
         mbarrier.wait(t_full.index((chunk + 1) % RING), ((chunk + 1) // RING) & 1)
-        before_new = multiply(q, t_smem, chunk, S_L, RING)
-        after_new = multiply(q, t_smem, chunk + 1, S_L, RING)
+        before_new = multiply(q, table, chunk, S_L, RING, BIAS)
+        after_new = multiply(q, table, chunk + 1, S_L, RING, BIAS)
         before, after = warpgroup_mma_wait(0, deps=(before_new, after_new))
-        before = add_bias(before, bias, dist - KEYS, lo, hi, S_L, BIAS).to(DTYPE)
-        after = add_bias(after, bias, dist, lo, hi, S_L, BIAS).to(DTYPE)
+        before, after = before.to(DTYPE), after.to(DTYPE)
 
         dq = gl.zeros([ROWS, D], gl.float32, O_L)
         ds = gl.zeros([ROWS, KEYS], DTYPE, S_L)
@@ -232,19 +227,18 @@ def consume(
             n0 = (first + t) * KEYS
             is_masked = is_touched(first + t, n0, inner0, inner1, clear0, clear1, KEYS, PADDED, DOCS)
             dq, ds, band, before, after = take_step(
-                q, do, dq, ds, band, before, after, lse, delta, step, old, t, chunk, made, scale, m0, n0, is_masked, of_row, limits, bias, dist, lo, hi,
+                q, do, dq, ds, band, before, after, lse, delta, step, old, t, chunk, made, scale, m0, n0, is_masked, of_row, limits,
                 smem, tile_bars, S_L, A_L, CID, STAGES, RING, TURNS, BIAS, WINDOW, PADDED, DOCS,
             )  # fmt: skip
             old = step % STAGES
-            dist += KEYS
             chunk += 1
             made += 1
             step += 1
 
         # the last tile, and what of it lies at the distances of the last chunk
-        dq = add_products(dq, ds, band, old, chunk - 1, k_smem, t_smem, A_L, RING)
+        dq = add_products(dq, ds, band, old, chunk - 1, k_smem, table, A_L, RING)
         band = unskew(ds, gl.zeros([ROWS, KEYS], DTYPE, S_L))
-        rows = t_smem.index(chunk % RING).reshape([KEYS, D])
+        rows = table[0].index(chunk % RING).reshape([KEYS, D])
         dq = warpgroup_mma(gl.convert_layout(band, A_L), rows, dq, is_async=True)
         give_band(band, made, band_smem, band_full, band_empty, CID)
         made += 1
@@ -270,12 +264,46 @@ def consume(
 
 # ---- adder ------------------------------------------------------------------------------------------------------------
 @gluon.jit
+def find_earlier(index, programs, total):
+    """The block that adds to a chunk before the block of this number: of one turn the last first, which has come furthest; -1: none."""
+    following = index + 1
+    before = index // programs * programs - programs
+    return gl.where((following % programs != 0) & (following < total), following, gl.maximum(before, -1))
+
+
+@gluon.jit
+def wait_for_earlier(progress, earlier, seen, chunk, programs, total):
+    """Until all earlier blocks have added what they have of a chunk. earlier: the last of them that may not be finished, seen: what was read of it."""
+    while (seen <= chunk) & (earlier >= 0):
+        place = (progress + gl.maximum(earlier, 0)).to(gl.int64, bitcast=True)
+        seen = gl.inline_asm_elementwise(
+            "ld.acquire.gpu.global.u32 $0, [$1];", "=r,l", [place], dtype=gl.int32, is_pure=False, pack=1
+        )
+        if seen == FINISHED:
+            earlier = find_earlier(earlier, programs, total)
+            seen = seen * 0
+    return earlier, seen
+
+
+@gluon.jit
+def publish(place, chunk):
+    """That this block, and so all earlier ones, have added what they have of the chunks before this one. By every thread: of one alone, which its
+    number would choose, ptxas spills 584 bytes in the consumers."""
+    gl.thread_barrier()
+    gl.inline_asm_elementwise(
+        "st.release.gpu.global.u32 [$1], $2; mov.u32 $0, 0;", "=r,l,r", [place.to(gl.int64, bitcast=True), chunk], dtype=gl.int32, is_pure=False,
+        pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
 def add_chunk(
-    use, bars, made, at, FIRST: gl.constexpr, SECOND: gl.constexpr, BIAS: gl.constexpr, ADD: gl.constexpr
+    use, bars, made, base, chunk, index, earlier, seen, programs, total, FIRST: gl.constexpr, SECOND: gl.constexpr, BIAS: gl.constexpr,
+    ADD: gl.constexpr,
 ):  # fmt: skip
     """Adds the bands of a chunk, from the first consumer, the second or both, to the sums. made: bands that each gave before this block's
-    chunk; the first consumer's begin one chunk later."""
-    sums_ptr, bias_sums_ptr, q_smem, band_smem, ones_smem = use
+    chunk; the first consumer's begin one chunk later. base: the sums' first chunk of all heads; index, earlier, seen: wait_for_earlier."""
+    sums_ptr, bias_sums_ptr, progress_ptr, q_smem, band_smem, ones = use
     band_full, band_empty = bars
     D: gl.constexpr = q_smem.shape[4]
     L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
@@ -289,13 +317,13 @@ def add_chunk(
         band = band_smem.index(slot0).permute((1, 0))
         acc = warpgroup_mma(band, q_smem.index(0).reshape([ROWS, D]), acc, use_acc=False, is_async=True)
         if BIAS:
-            sums = warpgroup_mma(band, ones_smem.permute((1, 0)), sums, use_acc=False, is_async=True)
+            sums = warpgroup_mma(band, ones.slice(0, 8, 0).permute((1, 0)), sums, use_acc=False, is_async=True)
     if SECOND:
         mbarrier.wait(band_full.index(slot1), ((made // BAND_SLOTS) & 1))
         band = band_smem.index(slot1).permute((1, 0))
         acc = warpgroup_mma(band, q_smem.index(1).reshape([ROWS, D]), acc, use_acc=FIRST, is_async=True)
         if BIAS:
-            sums = warpgroup_mma(band, ones_smem.permute((1, 0)), sums, use_acc=FIRST, is_async=True)
+            sums = warpgroup_mma(band, ones.slice(0, 8, 0).permute((1, 0)), sums, use_acc=FIRST, is_async=True)
     if BIAS:
         acc, sums = warpgroup_mma_wait(0, deps=(acc, sums))
     else:
@@ -304,34 +332,66 @@ def add_chunk(
         mbarrier.arrive(band_empty.index(slot0))
     if SECOND:
         mbarrier.arrive(band_empty.index(slot1))
-    # no other program adds to these sums, and a thread adds to the same ones in every block: their order is fixed
+    at = base + chunk
+    if ADD == 2:
+        earlier, seen = wait_for_earlier(progress_ptr, earlier, seen, chunk, programs, total)
     if ADD:
         add_tile(sums_ptr + at.to(gl.int64) * (KEYS * D), acc)
     if BIAS:
         row = gl.expand_dims(gl.arange(0, KEYS, gl.SliceLayout(1, B_L)), 1)
         column = gl.expand_dims(gl.arange(0, 8, gl.SliceLayout(0, B_L)), 0)
         gl.atomic_add(bias_sums_ptr + at * KEYS + row + 0 * column, sums, mask=column + 0 * row == 0, sem="relaxed")
+    if ADD == 2:
+        publish(progress_ptr + index, chunk + 1 if SECOND else FINISHED)
+    return earlier, seen
 
 
 @gluon.jit
 def add_table(use, bars, tiles_ptr, sizes, BIAS: gl.constexpr, ADD: gl.constexpr):
-    sums_ptr, bias_sums_ptr, q_smem, band_smem, ones_smem = use
+    sums_ptr, bias_sums_ptr, progress_ptr, q_smem, band_smem, ones = use
     q_full, q_empty, band_full, band_empty = bars
-    q_length, k_length, heads, group, batch, section, programs, tiles_row, bias_row, chunks, lo, hi = sizes
+    q_length, k_length, heads, group, batch, section, programs, tiles_row, chunks, lo = sizes
     band_bars = (band_full, band_empty)
     count = (q_length + BLOCK - 1) // BLOCK
+    total = batch * count
+    program = gl.program_id(0) % programs
+    h = gl.program_id(0) // programs
+    use = (sums_ptr, bias_sums_ptr, progress_ptr + h * total, q_smem, band_smem, ones)
+    base = (h if ADD == 2 else gl.program_id(0)) * chunks
     made = 0
     for turn in range(count_own_blocks(sizes)):
         b, block = find_own_block(turn, sizes)
         first, left0, left1, right0, right1, last, clear0, clear1, offset = load_tiles(tiles_ptr, tiles_row, b, block)
         n = last - first
-        at = gl.program_id(0) * chunks + (first + PAIR * (count - 1 - block))
+        at = first + PAIR * (count - 1 - block)
+        index = turn * programs + gl.where(turn % 2 == 0, program, programs - 1 - program)
+        earlier = find_earlier(index, programs, total)
+        seen = earlier * 0
         for c in gl.static_range(PAIR):
             mbarrier.wait(q_full.index(c), turn & 1)
-        add_chunk(use, band_bars, made, at, False, True, BIAS, ADD)
+        earlier, seen = add_chunk(
+            use, band_bars, made, base, at, index, earlier, seen, programs, total, False, True, BIAS, ADD
+        )
         for t in range(1, n + 1):
-            add_chunk(use, band_bars, made + t, at + t, True, True, BIAS, ADD)
-        add_chunk(use, band_bars, made + n + 1, at + n + 1, True, False, BIAS, ADD)
+            earlier, seen = add_chunk(
+                use, band_bars, made + t, base, at + t, index, earlier, seen, programs, total, True, True, BIAS, ADD
+            )
+        earlier, seen = add_chunk(
+            use,
+            band_bars,
+            made + n + 1,
+            base,
+            at + n + 1,
+            index,
+            earlier,
+            seen,
+            programs,
+            total,
+            True,
+            False,
+            BIAS,
+            ADD,
+        )
         made += n + 1
         for c in gl.static_range(PAIR):
             mbarrier.arrive(q_empty.index(c))
@@ -339,20 +399,21 @@ def add_table(use, bars, tiles_ptr, sizes, BIAS: gl.constexpr, ADD: gl.constexpr
 
 @gluon.jit(
     do_not_specialize=[
-        "q_length", "k_length", "heads", "group", "batch", "section", "programs", "left", "right", "tiles_row", "bias_row", "chunks", "bits_row",
-        "doc_q_row", "doc_k_row", "doc_keys_row", "lo", "hi", "scale",
+        "q_length", "k_length", "heads", "group", "batch", "section", "programs", "left", "right", "tiles_row", "chunks", "bits_row",
+        "doc_q_row", "doc_k_row", "doc_keys_row", "lo", "scale",
     ]
 )  # fmt: skip
 def backward_rolling(
     q_desc, do_desc, dq_desc, k_desc, v_desc,  # [B, heads, L, D]
-    t_desc,  # the table [H, hi - lo + 1, D]
+    t_desc, b_desc,  # as in rolling.forward_rolling, with a table for each head
     lse_ptr, delta_ptr,  # float32 [B, H, Lq rounded up to 64], lse in base 2
-    tiles_ptr, bias_ptr, bits_ptr, doc_q_ptr, doc_k_ptr, doc_keys_ptr,  # as in rolling.forward_rolling
+    tiles_ptr, bits_ptr, doc_q_ptr, doc_k_ptr, doc_keys_ptr,  # as in rolling.forward_rolling
     sums_ptr,  # float32 [H, programs, chunks, D * 64], zeros; a chunk in the order of backward_sums.add_tile
     bias_sums_ptr,  # float32 [H, programs, chunks, 64], zeros, or unused
+    progress_ptr,  # int32 [H, blocks of all batch rows], zeros
     scale,  # base 2
-    q_length, k_length, heads, group, batch, section, programs, left, right, tiles_row, bias_row, chunks, bits_row, doc_q_row, doc_k_row,
-    doc_keys_row, lo, hi,
+    q_length, k_length, heads, group, batch, section, programs, left, right, tiles_row, chunks, bits_row, doc_q_row, doc_k_row,
+    doc_keys_row, lo,
     STAGES: gl.constexpr, RING: gl.constexpr, TURNS: gl.constexpr, BIAS: gl.constexpr, WINDOW: gl.constexpr, PADDED: gl.constexpr, DOCS: gl.constexpr,
     ADD: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr, ADDER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
@@ -364,47 +425,26 @@ def backward_rolling(
     o_smem = gl.allocate_shared_memory(DTYPE, [PAIR, 1, 1, ROWS, D], dq_desc.layout)
     k_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, KEYS, D], k_desc.layout)
     v_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, KEYS, D], v_desc.layout)
-    t_smem = gl.allocate_shared_memory(DTYPE, [RING, 1, KEYS, D], t_desc.layout)
+    table = make_ring(t_desc, b_desc, RING, BIAS)
     band_smem = gl.allocate_shared_memory(DTYPE, [PAIR * BAND_SLOTS, ROWS, KEYS], gl.NVMMASharedLayout(128, 16, 2))
-    ones_smem = band_smem
-    if BIAS:
-        ones_smem = gl.allocate_shared_memory(DTYPE, [8, ROWS], gl.NVMMASharedLayout(128, 16, 2))
-        ones_smem.store(gl.full([8, ROWS], 1.0, DTYPE, gl.BlockedLayout([1, 4], [2, 16], [4, 1], [1, 0])))
-    BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
-    q_full = gl.allocate_shared_memory(gl.int64, [PAIR, 1], BARRIER)
-    q_empty = gl.allocate_shared_memory(gl.int64, [PAIR, 1], BARRIER)
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
-    t_full = gl.allocate_shared_memory(gl.int64, [RING, 1], BARRIER)
-    t_empty = gl.allocate_shared_memory(gl.int64, [RING, 1], BARRIER)
-    band_full = gl.allocate_shared_memory(gl.int64, [PAIR * BAND_SLOTS, 1], BARRIER)
-    band_empty = gl.allocate_shared_memory(gl.int64, [PAIR * BAND_SLOTS, 1], BARRIER)
-    for i in gl.static_range(PAIR):
-        mbarrier.init(q_full.index(i), count=1)
-        mbarrier.init(q_empty.index(i), count=2)
-    for i in gl.static_range(STAGES):
-        mbarrier.init(full.index(i), count=1)
-        mbarrier.init(empty.index(i), count=PAIR)
-    for i in gl.static_range(RING):
-        mbarrier.init(t_full.index(i), count=1)
-        mbarrier.init(t_empty.index(i), count=PAIR)
-    for i in gl.static_range(PAIR * BAND_SLOTS):
-        mbarrier.init(band_full.index(i), count=1)
-        mbarrier.init(band_empty.index(i), count=1)
+    q_full, q_empty = make_barriers(PAIR, 2)
+    full, empty = make_barriers(STAGES, PAIR)
+    t_full, t_empty = make_barriers(RING, PAIR)
+    band_full, band_empty = make_barriers(PAIR * BAND_SLOTS, 1)
     fence_async_shared()
 
-    load = (q_desc, do_desc, k_desc, v_desc, t_desc, tiles_ptr, q_smem, do_smem, k_smem, v_smem, t_smem)
-    use = (dq_desc, lse_ptr, delta_ptr, tiles_ptr, bias_ptr, q_smem, do_smem, o_smem)
-    smem = (k_smem, v_smem, t_smem, band_smem)
+    load = (q_desc, do_desc, k_desc, v_desc, t_desc, b_desc, tiles_ptr, q_smem, do_smem, k_smem, v_smem, table)
+    use = (dq_desc, lse_ptr, delta_ptr, tiles_ptr, q_smem, do_smem, o_smem)
+    smem = (k_smem, v_smem, table, band_smem)
     masks = (bits_ptr, doc_q_ptr, doc_k_ptr, doc_keys_ptr, bits_row, doc_q_row, doc_k_row, doc_keys_row)
     bars = (q_full, q_empty, full, empty, t_full, t_empty, band_full, band_empty)
-    sizes = (q_length, k_length, heads, group, batch, section, programs, tiles_row, bias_row, chunks, lo, hi)
+    sizes = (q_length, k_length, heads, group, batch, section, programs, tiles_row, chunks, lo)
     limits = (q_length, k_length, left, right)
-    add = (sums_ptr, bias_sums_ptr, q_smem, band_smem, ones_smem)
+    add = (sums_ptr, bias_sums_ptr, progress_ptr, q_smem, band_smem, table[2])
     # Constants are written in the calls: in a tuple with a name they would become tensors.
     gl.warp_specialize([
         (consume, (use, smem, masks, bars, sizes, limits, scale, 0, STAGES, RING, TURNS, BIAS, WINDOW, PADDED, DOCS)),
         (consume, (use, smem, masks, bars, sizes, limits, scale, 1, STAGES, RING, TURNS, BIAS, WINDOW, PADDED, DOCS)),
         (add_table, (add, (q_full, q_empty, band_full, band_empty), tiles_ptr, sizes, BIAS, ADD)),
-        (produce, (load, (q_full, q_empty, full, empty, t_full, t_empty), sizes, STAGES, RING)),
+        (produce, (load, (q_full, q_empty, full, empty, t_full, t_empty), sizes, STAGES, RING, BIAS)),
     ], [4, 4, 1], [CONSUMER_REGISTERS, ADDER_REGISTERS, PRODUCER_REGISTERS])  # fmt: skip

@@ -30,18 +30,18 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from .backward_tiles import HALF, count_turns, find_keys
 from .backward_tiles import KEYS as BOTH
-from .kernel import ROWS, along_rows, hide, load_tiles, masks_of_row, pass_turn, wait_turn
-from .rolling import KEYS, add_bias, multiply
+from .kernel import ROWS, along_rows, hide, load_tiles, make_barriers, masks_of_row, pass_turn, wait_turn
+from .rolling import KEYS, load_chunk, make_ring, multiply
 from .rolling_backward import PAIR, load_row
 from .skew import skew
 
 
 # ---- producer ---------------------------------------------------------------------------------------------------------
 @gluon.jit
-def produce_queries(load, bars, sizes, work, STAGES: gl.constexpr, RING: gl.constexpr):
-    k_desc, v_desc, q_desc, do_desc, t_desc, k_smem, v_smem, q_smem, do_smem, t_smem = load
+def produce_queries(load, bars, sizes, work, STAGES: gl.constexpr, RING: gl.constexpr, BIAS: gl.constexpr):
+    k_desc, v_desc, q_desc, do_desc, t_desc, b_desc, k_smem, v_smem, q_smem, do_smem, table = load
     kv_full, kv_empty, full, empty, t_full, t_empty = bars
-    q_length, k_length, heads, group, bias_row, lo, hi = sizes
+    q_length, k_length, heads, group, lo = sizes
     tiles_ptr, tiles_row, order_ptr, order_row = work
     kv_heads = heads // group
     blocks = (k_length + BOTH - 1) // BOTH
@@ -64,10 +64,7 @@ def produce_queries(load, bars, sizes, work, STAGES: gl.constexpr, RING: gl.cons
                 block * BOTH + (PAIR - 1) * HALF - first * ROWS + offset - lo
             )  # of the table: where the first chunk begins
             for t in range(-PAIR, last - first + 1):
-                slot = chunk % RING
-                mbarrier.wait(t_empty.index(slot), ((chunk // RING) & 1) ^ 1)
-                mbarrier.expect(t_full.index(slot), t_desc.block_type.nbytes)
-                tma.async_copy_global_to_shared(t_desc, [h, row, 0], t_full.index(slot), t_smem.index(slot))
+                load_chunk(chunk, h, row, heads, t_desc, b_desc, table, t_full, t_empty, RING, BIAS)
                 row -= KEYS
                 chunk += 1
                 if t >= 0:
@@ -82,30 +79,23 @@ def produce_queries(load, bars, sizes, work, STAGES: gl.constexpr, RING: gl.cons
 
 # ---- consumers --------------------------------------------------------------------------------------------------------
 @gluon.jit
-def multiply_both(q, chunk, t_smem, t_full, S_L: gl.constexpr, RING: gl.constexpr):
+def multiply_both(q, chunk, table, t_full, S_L: gl.constexpr, RING: gl.constexpr, BIAS: gl.constexpr):
     """Starts the products of a tile's queries with the chunks before and after its first distance, once they are there."""
     mbarrier.wait(t_full.index(chunk % RING), (chunk // RING) & 1)
     mbarrier.wait(t_full.index((chunk + 1) % RING), ((chunk + 1) // RING) & 1)
-    after = multiply(q, t_smem, chunk, S_L, RING)
-    return multiply(q, t_smem, chunk + 1, S_L, RING), after
-
-
-@gluon.jit
-def begin_scores(before, after, bias, dist, lo, hi, DTYPE: gl.constexpr, S_L: gl.constexpr, BIAS: gl.constexpr):
-    """By query and key, dist being the distance of the tile's first query and first key."""
-    before = add_bias(before, bias, dist - KEYS, lo, hi, S_L, BIAS).to(DTYPE)
-    return skew(before, add_bias(after, bias, dist, lo, hi, S_L, BIAS).to(DTYPE))
+    after = multiply(q, table, chunk, S_L, RING, BIAS)
+    return multiply(q, table, chunk + 1, S_L, RING, BIAS), after
 
 
 @gluon.jit
 def take_query_step(
-    k, v, dk, dv, begin, lse, delta, step, old, chunk, bh, scale, m0, n0, is_masked, masks, limits, bias, dist, lo, hi, stats, smem, bars,
+    k, v, dk, dv, begin, lse, delta, step, old, chunk, bh, scale, m0, n0, is_masked, masks, limits, stats, smem, bars,
     S_L: gl.constexpr, CID: gl.constexpr, STAGES: gl.constexpr, RING: gl.constexpr, TURNS: gl.constexpr, BIAS: gl.constexpr, WINDOW: gl.constexpr,
     PADDED: gl.constexpr, DOCS: gl.constexpr,
 ):  # fmt: skip
     """p and ds of a tile of queries, dk and dv with those of the tile before, in slot `old`, and what the next tile's scores begin with.
     chunk: the first of the next tile's."""
-    q_smem, do_smem, t_smem, p_smem, ds_smem = smem
+    q_smem, do_smem, table, p_smem, ds_smem = smem
     full, empty, t_full, t_empty = bars
     lse_ptr, delta_ptr = stats
     q_length, k_length, left, right = limits
@@ -131,8 +121,8 @@ def take_query_step(
     p = gl.exp2(s * scale - along_rows(lse, s))
     following = (step + 1) % STAGES
     mbarrier.wait(full.index(following), ((step + 1) // STAGES) & 1)
-    before, after = multiply_both(q_smem.index(following).reshape([ROWS, D]), chunk, t_smem, t_full, S_L, RING)
-    dp, dk, dv = warpgroup_mma_wait(2, deps=(dp, dk, dv))
+    before, after = multiply_both(q_smem.index(following).reshape([ROWS, D]), chunk, table, t_full, S_L, RING, BIAS)
+    dp, dk, dv = warpgroup_mma_wait(2 + 2 * BIAS, deps=(dp, dk, dv))
     mbarrier.arrive(empty.index(old), pred=old != at)
     ds = p * (dp - along_rows(delta, dp))
     p_smem.index(CID).store(p.to(q_smem.dtype))
@@ -140,7 +130,7 @@ def take_query_step(
     fence_async_shared()
     gl.thread_barrier()
     before, after = warpgroup_mma_wait(0, deps=(before, after))
-    begin = begin_scores(before, after, bias, dist - KEYS, lo, hi, q_smem.dtype, S_L, BIAS)
+    begin = skew(before.to(q_smem.dtype), after.to(q_smem.dtype))
     mbarrier.arrive(t_empty.index(chunk % RING))  # after what it could wait for: ptxas moves no load before it
     return dk, dv, begin, lse_next, delta_next
 
@@ -150,10 +140,10 @@ def consume_queries(
     use, smem, mask_rows, bars, sizes, work, limits, scale, CID: gl.constexpr, STAGES: gl.constexpr, RING: gl.constexpr, TURNS: gl.constexpr, BIAS: gl.constexpr,
     WINDOW: gl.constexpr, PADDED: gl.constexpr, DOCS: gl.constexpr,
 ):  # fmt: skip
-    dk_desc, dv_desc, bias_ptr, lse_ptr, delta_ptr, k_smem, v_smem, o_smem = use
-    q_smem, do_smem, t_smem, p_smem, ds_smem = smem
+    dk_desc, dv_desc, lse_ptr, delta_ptr, k_smem, v_smem, o_smem = use
+    q_smem, do_smem, table, p_smem, ds_smem = smem
     kv_full, kv_empty, full, empty, t_full, t_empty = bars
-    q_length, k_length, heads, group, bias_row, lo, hi = sizes
+    q_length, k_length, heads, group, lo = sizes
     tiles_ptr, tiles_row, order_ptr, order_row = work
     D: gl.constexpr = q_smem.shape[4]
     DTYPE: gl.constexpr = q_smem.dtype
@@ -181,7 +171,6 @@ def consume_queries(
         dv = gl.zeros([HALF, D], gl.float32, O_L)
         for member in range(group):
             bh = bh_kv * group + member  # of queries, of all batch rows
-            bias = bias_ptr + bh % heads * bias_row
             nothing = gl.zeros([ROWS, HALF], DTYPE, S_L)
             p_smem.index(CID).store(nothing)
             ds_smem.index(CID).store(nothing)
@@ -190,23 +179,21 @@ def consume_queries(
             lse = load_row(lse_ptr, bh, first * ROWS, q_length, float("inf"), S_L)
             delta = load_row(delta_ptr, bh, first * ROWS, q_length, 0.0, S_L)
             old = step % STAGES
-            dist = n0 - first * ROWS + offset
             chunk = base + (PAIR - 1 - CID)
             mbarrier.wait(full.index(old), (step // STAGES) & 1)
-            before, after = multiply_both(q_smem.index(old).reshape([ROWS, D]), chunk, t_smem, t_full, S_L, RING)
+            before, after = multiply_both(q_smem.index(old).reshape([ROWS, D]), chunk, table, t_full, S_L, RING, BIAS)
             before, after = warpgroup_mma_wait(0, deps=(before, after))
             for i in gl.static_range(PAIR - CID):  # this one, and those before it that only the other consumer needs
                 mbarrier.arrive(t_empty.index((base + i) % RING))
-            begin = begin_scores(before, after, bias, dist, lo, hi, DTYPE, S_L, BIAS)
+            begin = skew(before.to(DTYPE), after.to(DTYPE))
             for t in range(n):
                 tile = first + t
                 is_masked = (tile < clear0) | (tile >= clear1)
                 dk, dv, begin, lse, delta = take_query_step(
-                    k, v, dk, dv, begin, lse, delta, step, old, chunk + 1, bh, scale, tile * ROWS, n0, is_masked, masks, limits, bias, dist, lo, hi,
+                    k, v, dk, dv, begin, lse, delta, step, old, chunk + 1, bh, scale, tile * ROWS, n0, is_masked, masks, limits,
                     stats, smem, tile_bars, S_L, CID, STAGES, RING, TURNS, BIAS, WINDOW, PADDED, DOCS,
                 )  # fmt: skip
                 old = step % STAGES
-                dist -= KEYS
                 chunk += 1
                 step += 1
             # the last tile; its next one was loaded in vain
@@ -241,18 +228,18 @@ def consume_queries(
 
 @gluon.jit(
     do_not_specialize=[
-        "q_length", "k_length", "heads", "group", "left", "right", "tiles_row", "order_row", "bias_row", "bits_row", "doc_q_row", "doc_k_row",
-        "doc_keys_row", "lo", "hi", "scale",
+        "q_length", "k_length", "heads", "group", "left", "right", "tiles_row", "order_row", "bits_row", "doc_q_row", "doc_k_row",
+        "doc_keys_row", "lo", "scale",
     ]
 )  # fmt: skip
 def backward_rolling_keys(
     k_desc, v_desc, dk_desc, dv_desc, q_desc, do_desc,  # [B, heads, L, D]
-    t_desc,  # the table [H, hi - lo + 1, D]
+    t_desc, b_desc,  # as in rolling_backward.backward_rolling
     lse_ptr, delta_ptr,  # float32 [B, H, Lq rounded up to 64], lse in base 2
     tiles_ptr, order_ptr,  # as in backward.backward
-    bias_ptr, bits_ptr, doc_q_ptr, doc_k_ptr, doc_keys_ptr,  # as in rolling.forward_rolling
+    bits_ptr, doc_q_ptr, doc_k_ptr, doc_keys_ptr,  # as in rolling.forward_rolling
     scale,  # base 2
-    q_length, k_length, heads, group, left, right, tiles_row, order_row, bias_row, bits_row, doc_q_row, doc_k_row, doc_keys_row, lo, hi,
+    q_length, k_length, heads, group, left, right, tiles_row, order_row, bits_row, doc_q_row, doc_k_row, doc_keys_row, lo,
     STAGES: gl.constexpr, RING: gl.constexpr, TURNS: gl.constexpr, BIAS: gl.constexpr, WINDOW: gl.constexpr, PADDED: gl.constexpr, DOCS: gl.constexpr,
     CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
@@ -263,36 +250,24 @@ def backward_rolling_keys(
     q_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, ROWS, D], q_desc.layout)
     do_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, ROWS, D], do_desc.layout)
     o_smem = gl.allocate_shared_memory(DTYPE, [2 * PAIR, 1, 1, HALF, D], dk_desc.layout)
-    t_smem = gl.allocate_shared_memory(DTYPE, [RING, 1, KEYS, D], t_desc.layout)
+    table = make_ring(t_desc, b_desc, RING, BIAS)
     p_smem = gl.allocate_shared_memory(DTYPE, [PAIR, ROWS, HALF], gl.NVMMASharedLayout(128, 16, 2))
     ds_smem = gl.allocate_shared_memory(DTYPE, [PAIR, ROWS, HALF], gl.NVMMASharedLayout(128, 16, 2))
-    BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
-    kv_full = gl.allocate_shared_memory(gl.int64, [1, 1], BARRIER)
-    kv_empty = gl.allocate_shared_memory(gl.int64, [1, 1], BARRIER)
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
-    t_full = gl.allocate_shared_memory(gl.int64, [RING, 1], BARRIER)
-    t_empty = gl.allocate_shared_memory(gl.int64, [RING, 1], BARRIER)
-    mbarrier.init(kv_full.index(0), count=1)
-    mbarrier.init(kv_empty.index(0), count=PAIR)
-    for i in gl.static_range(STAGES):
-        mbarrier.init(full.index(i), count=1)
-        mbarrier.init(empty.index(i), count=PAIR)
-    for i in gl.static_range(RING):
-        mbarrier.init(t_full.index(i), count=1)
-        mbarrier.init(t_empty.index(i), count=PAIR)
+    kv_full, kv_empty = make_barriers(1, PAIR)
+    full, empty = make_barriers(STAGES, PAIR)
+    t_full, t_empty = make_barriers(RING, PAIR)
     fence_async_shared()
 
-    load = (k_desc, v_desc, q_desc, do_desc, t_desc, k_smem, v_smem, q_smem, do_smem, t_smem)
-    use = (dk_desc, dv_desc, bias_ptr, lse_ptr, delta_ptr, k_smem, v_smem, o_smem)
-    smem = (q_smem, do_smem, t_smem, p_smem, ds_smem)
+    load = (k_desc, v_desc, q_desc, do_desc, t_desc, b_desc, k_smem, v_smem, q_smem, do_smem, table)
+    use = (dk_desc, dv_desc, lse_ptr, delta_ptr, k_smem, v_smem, o_smem)
+    smem = (q_smem, do_smem, table, p_smem, ds_smem)
     masks = (bits_ptr, doc_q_ptr, doc_k_ptr, doc_keys_ptr, bits_row, doc_q_row, doc_k_row, doc_keys_row)
     bars = (kv_full, kv_empty, full, empty, t_full, t_empty)
-    sizes = (q_length, k_length, heads, group, bias_row, lo, hi)
+    sizes = (q_length, k_length, heads, group, lo)
     work = (tiles_ptr, tiles_row, order_ptr, order_row)
     limits = (q_length, k_length, left, right)
     gl.warp_specialize([
         (consume_queries, (use, smem, masks, bars, sizes, work, limits, scale, 0, STAGES, RING, TURNS, BIAS, WINDOW, PADDED, DOCS)),
         (consume_queries, (use, smem, masks, bars, sizes, work, limits, scale, 1, STAGES, RING, TURNS, BIAS, WINDOW, PADDED, DOCS)),
-        (produce_queries, (load, bars, sizes, work, STAGES, RING)),
+        (produce_queries, (load, bars, sizes, work, STAGES, RING, BIAS)),
     ], [4, 1], [CONSUMER_REGISTERS, PRODUCER_REGISTERS])  # fmt: skip

@@ -14,24 +14,25 @@ from ..triton.launcher import Launch
 from .backward_launch import _view, order_keys
 from .backward_tiles import HALF
 from .backward_tiles import KEYS as BOTH
-from .kernel import NUMBERS, PAD, ROWS
-from .launch import LOG2E, NO_LIMIT, _describe, _rows, describe_table, prepare_blocks
+from .kernel import NUMBERS, ROWS
+from .launch import LOG2E, NO_LIMIT, _describe, _rows, prepare_blocks
 from .rolling import KEYS
 from .rolling_backward import BLOCK, PAIR, backward_rolling
 from .rolling_backward_keys import backward_rolling_keys
-from .rolling_backward_prepare import prepare_rolling, sum_tables
+from .rolling_launch import describe_chunks
+from .rolling_prepare import prepare_rolling, sum_tables
 
 
 class RollingSchedule(NamedTuple):
     stages: int = 4  # tiles of keys and values
-    ring: int = 7  # chunks of the table
+    ring: int = 6  # chunks of the table
     registers: tuple[int, int, int] = (208, 72, 24)  # of a consumer, the adder and the producer
-    turns: bool = False  # whether consumers take turns on the tensor cores
-    add: int = 1  # 0: without the table's sums in memory, to find out what they cost
+    turns: bool = True  # whether consumers take turns on the tensor cores
+    add: int = 1  # sums of the table: 1: for each program; 2: for each head, to which programs add in order; 0: none, to find out what they cost
     key_stages: int = 4  # the same for dk and dv: tiles of queries
     key_ring: int = 6
     key_registers: tuple[int, int] = (240, 24)
-    key_turns: bool = False
+    key_turns: bool = True
 
 
 def run_backward(
@@ -49,8 +50,8 @@ def run_backward(
     batch_rows = 1 if x.key_mask is None and x.doc_q is None else batch
     left, right = (None if limit < 0 else limit for limit in (num.left, num.right))
 
-    tiles, bias, bias_row, bits = prepare_blocks(
-        launch, x, num, scale, lse, block, keys, (-FAR, FAR), (num.rows_lo, num.rows_hi), PAD.value
+    tiles, _, _, bits = prepare_blocks(
+        launch, x._replace(bias=None), num, scale, lse, block, keys, (-FAR, FAR), (0, 0), 0
     )
     delta = torch.empty_like(lse)
     key_tiles = lse.new_empty(batch_rows, blocks, NUMBERS.value, dtype=torch.int32)
@@ -60,43 +61,44 @@ def run_backward(
         num_warps=4,
     )  # fmt: skip
 
-    table = x.table.to(q.dtype).contiguous()
+    table, bias = describe_chunks(launch, x, num, scale)
     masks, mask_rows = zip(*(_rows(y, lse) for y in (bits, x.doc_q, x.doc_k, x.doc_q_keys)), strict=True)
     processors = torch.cuda.get_device_properties(q.device).multi_processor_count
     limits = NO_LIMIT if left is None else left, NO_LIMIT if right is None else right
     flags = {
-        "BIAS": bias is not None,
+        "BIAS": x.bias is not None,
         "WINDOW": left is not None,
         "PADDED": bits is not None,
         "DOCS": x.doc_q is not None,
     }
-    unused_bias = lse if bias is None else bias
 
     programs = max(1, min(processors // heads, batch * count))
     chunks = PAIR.value * count + -(-k_length // keys)
-    sums = lse.new_zeros(heads, programs, chunks, keys * size)
-    bias_sums = None if bias is None else lse.new_zeros(heads, programs, chunks, keys)
+    parts = 1 if s.add == 2 else programs
+    sums = lse.new_zeros(heads, parts, chunks, keys * size)
+    bias_sums = None if x.bias is None else lse.new_zeros(heads, parts, chunks, keys)
+    progress = lse.new_zeros(heads, batch * count, dtype=torch.int32)
     launch(
         backward_rolling, heads * programs, _describe(q, ROWS.value), _describe(do, ROWS.value), _describe(dq, ROWS.value), _describe(k, keys),
-        _describe(v, keys), describe_table(table, keys, size), lse, delta, tiles, unused_bias, *masks, sums, lse if bias_sums is None else bias_sums,
+        _describe(v, keys), table, bias, lse, delta, tiles, *masks, sums, lse if bias_sums is None else bias_sums, progress,
         scale * LOG2E, q_length, k_length, heads, group, batch, batch if num.right == 0 else 1, programs, *limits,
-        0 if batch_rows == 1 else count * NUMBERS.value, bias_row, chunks, *mask_rows, num.rows_lo, num.rows_hi,
+        0 if batch_rows == 1 else count * NUMBERS.value, chunks, *mask_rows, num.rows_lo,
         STAGES=s.stages, RING=s.ring, TURNS=s.turns, ADD=s.add, **flags, CONSUMER_REGISTERS=s.registers[0], ADDER_REGISTERS=s.registers[1],
         PRODUCER_REGISTERS=s.registers[2], num_warps=4,
     )  # fmt: skip
-    d_table = lse.new_zeros(table.shape)
-    d_bias = None if bias is None else lse.new_zeros(table.shape[:2])
+    d_table = lse.new_zeros(x.table.shape)
+    d_bias = None if x.bias is None else lse.new_zeros(x.table.shape[:2])
     first = num.offset - count * block - num.rows_lo
     launch(
-        sum_tables, heads * chunks, sums, bias_sums, d_table, d_bias, programs, chunks, first, table.shape[1], scale, size, keys, num_warps=8
+        sum_tables, heads * chunks, sums, bias_sums, d_table, d_bias, parts, chunks, first, x.table.shape[1], scale, size, keys, num_warps=8
     )  # fmt: skip
 
     order, order_row, programs = order_keys(x, num, both, ROWS.value, processors)
     launch(
         backward_rolling_keys, programs, _describe(k, HALF.value), _describe(v, HALF.value), _describe(dk, HALF.value), _describe(dv, HALF.value),
-        _describe(q, ROWS.value), _describe(do, ROWS.value), describe_table(table, keys, size), lse, delta, key_tiles,
-        constant(order, q.device, torch.int32), unused_bias, *masks, scale * LOG2E, q_length, k_length, heads, group, *limits,
-        0 if batch_rows == 1 else blocks * NUMBERS.value, order_row, bias_row, *mask_rows, num.rows_lo, num.rows_hi,
+        _describe(q, ROWS.value), _describe(do, ROWS.value), table, bias, lse, delta, key_tiles,
+        constant(order, q.device, torch.int32), *masks, scale * LOG2E, q_length, k_length, heads, group, *limits,
+        0 if batch_rows == 1 else blocks * NUMBERS.value, order_row, *mask_rows, num.rows_lo,
         STAGES=s.key_stages, RING=s.key_ring, TURNS=s.key_turns, **flags, CONSUMER_REGISTERS=s.key_registers[0], PRODUCER_REGISTERS=s.key_registers[1], num_warps=4,
     )  # fmt: skip
     return d_table, d_bias

@@ -1,5 +1,5 @@
-"""What runs before and after the Gluon backward kernels with a content term over every distance: delta, and which tiles each block of keys
-visits; the gradients of the table and the bias from the sums of programs."""
+"""What runs before and after the Gluon kernels with a content term over every distance: the bias as channels; delta, and which tiles each block of
+keys visits; the gradients of the table and the bias from the sums of programs."""
 
 from __future__ import annotations
 
@@ -11,20 +11,8 @@ from .backward_prepare import split_keys
 
 
 @triton.jit(
-    do_not_specialize=[
-        "blocks",
-        "count",
-        "heads",
-        "batch_heads",
-        "q_length",
-        "k_length",
-        "offset",
-        "left",
-        "right",
-        "lo",
-        "hi",
-    ]
-)
+    do_not_specialize=["blocks", "count", "heads", "batch_heads", "q_length", "k_length", "offset", "left", "right", "lo", "hi"]
+)  # fmt: skip
 def prepare_rolling(
     out, do, d_lse, delta, tiles, blocks, count, positions, masks, heads, batch_heads, q_length, k_length, offset, left, right, lo, hi,
     D: tl.constexpr, BM: tl.constexpr, KEYS: tl.constexpr,
@@ -47,6 +35,30 @@ def prepare_rolling(
     else:
         at = pid - batch_heads * q_tiles
         split_keys(at, tiles, count, positions, masks, q_length, k_length, offset, left, right, lo, hi, BM, KEYS, KEYS)
+
+
+@triton.jit(do_not_specialize=["bias_row", "bias_lo", "bias_hi", "lo", "span", "scale"])
+def split_bias(bias, bias_row, bias_lo, bias_hi, out, lo, span, scale, SPLIT: tl.constexpr, BLOCK: tl.constexpr):
+    """out [H, span, SPLIT]: of each distance from lo on, three numbers in 16 bits whose sum is the bias over the scale, in float32's precision; then
+    zeros. A bias beyond the greatest number of the dtype stays beyond it."""
+    MOST: tl.constexpr = 3.3895313892515355e38 if out.dtype.element_ty == tl.bfloat16 else 65504.0
+    blocks = tl.cdiv(span, BLOCK)
+    h, row = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
+    r = tl.minimum(tl.maximum(lo + row, bias_lo), bias_hi) - bias_lo
+    x = tl.load(bias + h * bias_row + r, mask=row < span, other=0.0) / scale
+    first = clamp(x, MOST).to(out.dtype.element_ty)
+    x -= first.to(tl.float32)
+    second = clamp(x, MOST).to(out.dtype.element_ty)
+    third = clamp(x - second.to(tl.float32), MOST).to(out.dtype.element_ty)
+    channel = tl.arange(0, SPLIT)[None, :]
+    y = tl.where(channel == 0, first[:, None], tl.where(channel == 1, second[:, None], third[:, None]))
+    y = tl.where(channel < 3, y, tl.zeros_like(y))
+    tl.store(out + (h * span + row[:, None]) * SPLIT + channel, y, mask=(row < span)[:, None])
+
+
+@triton.jit
+def clamp(x, most):
+    return tl.where(x > most, most, tl.where(x < -most, -most, x))  # NaN stays NaN
 
 
 @triton.jit(do_not_specialize=["programs", "chunks", "first", "span", "scale"])
