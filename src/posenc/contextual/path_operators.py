@@ -42,7 +42,7 @@ class Launches:
         self.precision = "tf32x3" if q.dtype == torch.float32 else "tf32"
         # with 8, Triton 3.6's code for products of narrower tiles reads outside of the shared memory
         self.warps = 8 if self.block_d == 64 else 4
-        self.warps_across = self.warps if q.dtype == torch.float32 else 4
+        self.warps_across = 8 if q.dtype == torch.float32 and self.block_d == block_dv == 64 else 4
         self.constants = q.shape[3], v.shape[3], self.block_d, block_dv, N
         self.device = q.device
 
