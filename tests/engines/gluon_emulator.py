@@ -538,8 +538,19 @@ def set_processors(monkeypatch, number):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: found)
 
 
+def document_bounds(own, other):
+    rows, length = max(own.shape[0], other.shape[0]), other.shape[1]
+    ascending = (other[:, 1:] >= other[:, :-1]).all(-1, keepdim=True)
+    own, other = own.expand(rows, -1).contiguous(), other.expand(rows, -1).contiguous()
+    first, last = torch.searchsorted(other, own), torch.searchsorted(other, own, right=True)
+    return torch.stack((first.where(ascending, -1), last.where(ascending, length)), -1).to(torch.int32)
+
+
 def with_bounds(inputs):
-    """The same with padding as bytes, and the bounds of real keys as padding.find_bounds has them."""
+    """The same with padding as bytes, and the bounds of real keys and of documents as padding.py has them."""
+    if inputs.doc_q is not None:
+        ids = inputs.doc_q, inputs.doc_k
+        inputs = inputs._replace(doc_q_keys=document_bounds(*ids), doc_k_queries=document_bounds(*ids[::-1]))
     if inputs.key_mask is None:
         return inputs
     real = inputs.key_mask
