@@ -4,8 +4,8 @@
     posenc.timm.report(model)          what was replaced
     posenc.timm.restore(model)         undo
 
-    Swin, BEiT, MaxViT, CoAtNet, ViT with relative positions    the module's method that makes the bias, [1, H, L, L]
-    Swin v2, SAM's encoder                                      the forward of the attention
+    Swin, Swin v2 CR, BEiT, MaxViT, CoAtNet, GCViT, ViT with relative positions    the module's method that makes the bias, [1, H, L, L]
+    Swin v2, SAM's encoder                                                         the forward of the attention
 
 Methods of instances are replaced, and no class is: parameters, state_dict, hooks and training stay. Rotary models (EVA, NaFlexViT)
 rotate queries and keys and then call PyTorch's attention, so there is nothing to do. `accelerate` compares each replaced method
@@ -37,7 +37,7 @@ def accelerate(model: Model) -> Model:
     if not found and not report(model):
         raise ValueError(
             f"{type(model).__name__} has no relative position bias that posenc.timm knows; it knows those of Swin, Swin v2, "
-            "BEiT, MaxViT, CoAtNet, relative ViTs and SAM. Rotary and absolute positions need nothing"
+            "BEiT, MaxViT, CoAtNet, GCViT, relative ViTs and SAM. Rotary and absolute positions need nothing"
         )
     for module, name, function in found:
         if name != "forward":
@@ -72,9 +72,11 @@ def _replacements(module: nn.Module) -> list[tuple[str, Callable]]:
         return []
     file = cls.__module__.rsplit(".", 1)[1]
     if file == "pos_embed_rel" and cls.__name__ in ("RelPosBias", "RelPosBiasTf", "RelPosMlp"):
-        return [("get_bias", make_bias)]
+        return [_bias("get_bias")]
     if getattr(module, "relative_position_bias_table", None) is not None and hasattr(cls, "_get_rel_pos_bias"):
-        return [("_get_rel_pos_bias", make_window_bias)]
+        return [_bias("_get_rel_pos_bias")]
+    if file == "swin_transformer_v2_cr" and cls.__name__ == "WindowMultiHeadAttention":
+        return [_bias("_relative_positional_encodings")]
     if file == "swin_transformer_v2" and cls.__name__ == "WindowAttention":
         return [("forward", attend_cosine)]
     if file == "vision_transformer_sam" and cls.__name__ == "Attention" and module.use_rel_pos:
@@ -82,31 +84,35 @@ def _replacements(module: nn.Module) -> list[tuple[str, Callable]]:
     return []
 
 
+def _bias(name: str) -> tuple[str, Callable]:
+    return name, partial(make_bias, name)
+
+
 def _check(module: Any, name: str, function: Callable) -> None:
+    trains = {one: one.training for one in module.modules()}
     with torch.no_grad():
+        module.eval()  # networks that make biases have dropout
         theirs, ours = getattr(module, name)(), function(module)
+    for one, was in trains.items():
+        one.training = was
     if ours.shape != theirs.shape or not torch.allclose(ours, theirs, rtol=1e-5, atol=1e-6):
         raise ValueError(f"{type(module).__name__}.{name} of this timm does not make the bias that posenc expects")
 
 
 # ---- biases ----------------------------------------------------------------------------------------------------------
-def make_bias(module: Any) -> Tensor:
-    tables = tuple(module.parameters())
-    return blocks.keep(module, module.window_size, tables, lambda: _make(module, type(module).get_bias))
-
-
-def make_window_bias(module: Any) -> Tensor:
-    tables = (module.relative_position_bias_table,)
-    return blocks.keep(module, module.window_size, tables, lambda: _make(module, type(module)._get_rel_pos_bias))
-
-
-def _make(module: Any, original: Callable) -> Tensor:
-    index = getattr(module, "relative_position_index", None)
-    table = getattr(module, "relative_position_bias_table", None)
-    if table is None or table.dim() != 2 or index is None:
-        return original(module)
-    length = math.isqrt(index.numel())
-    return blocks.read_table(table, index.view(length, length))
+def make_bias(name: str, module: Any) -> Tensor:
+    """What the module's method `name` makes, [1, H, L, L]. A module that trains keeps nothing: networks have dropout."""
+    original = partial(getattr(type(module), name), module)
+    table, index = (getattr(module, f"relative_position_{one}", None) for one in ("bias_table", "index"))
+    networks = [getattr(module, one) for one in ("mlp", "meta_mlp") if hasattr(module, one)]
+    tables = (table,) if table is not None else tuple(p for one in networks for p in one.parameters())
+    make: Callable[[], Tensor] = original
+    if table is not None and index is not None and table.dim() == 2:
+        length = math.isqrt(index.numel())
+        # a GPU gathers rows faster than columns; their gradient is what takes long there
+        if table.is_cpu or torch.is_grad_enabled():
+            make = partial(blocks.read_table, table, index.view(length, length))
+    return make() if module.training else blocks.keep(module, module.window_size, tables, make)
 
 
 # ---- attention -------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The kernels of stick-breaking and of contextual counts, and PaTH's calls of `attend`, on Triton's interpreter."""
+"""The kernels of stick-breaking, of contextual counts and of PaTH, on Triton's interpreter."""
 
 import os
 import subprocess
@@ -19,7 +19,7 @@ def interpreted(*arguments):
     return done.stdout
 
 
-@pytest.mark.parametrize("only", ["stick_breaking,both,float32", "cope with few,documents,bfloat16"])
+@pytest.mark.parametrize("only", ["cope with few,documents,bfloat16", "path with gates,both,bfloat16"])
 def test_within_budgets_of_float64(only):
     assert "1 checked, 0 failed" in interpreted("-m", "tests.gpu.contextual", "--device", "cpu", "--only", only)
 
@@ -38,7 +38,7 @@ interpreter.mend()
 torch.manual_seed(0)
 q, k, v = (torch.randn(1, 2, 20, 16, requires_grad=True) for _ in range(3))
 table, w, beta = torch.randn(6, 16), torch.nn.functional.normalize(torch.randn(1, 2, 20, 16), dim=-1), torch.rand(1, 2, 20)
-for run in (lambda q, k, v: stick_breaking(q, k, v)[0], lambda q, k, v: cope(q, k, v, table), lambda q, k, v: path(q, k, v, w, beta, block=8)):
+for run in (lambda q, k, v: stick_breaking(q, k, v)[0], lambda q, k, v: cope(q, k, v, table), lambda q, k, v: path(q, k, v, w, beta)):
     eager, compiled = run(q, k, v), torch.compile(run, backend="aot_eager", fullgraph=True)(q, k, v)
     assert torch.equal(eager, compiled)
     for a, b in zip(*(torch.autograd.grad(out.square().sum(), (q, k, v)) for out in (eager, compiled))):
@@ -58,6 +58,12 @@ def test_calls_that_take_plain_operations(monkeypatch):
     assert not launch.supports(q.double(), k.double(), v.double())
     assert not launch.supports(q, k.double(), v)
     assert not launch.supports(q[:, :, :0], k, v)
+    wide = torch.randn(1, 2, 5, 80)
+    assert (
+        launch.supports_path(q, k, v)
+        and launch.supports(wide, wide, wide)
+        and not launch.supports_path(wide, wide, wide)
+    )
     torch.use_deterministic_algorithms(True)
     try:
         assert not launch.supports(q, k, v)  # their gradients are added by atomics

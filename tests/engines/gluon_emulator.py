@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import sys
 import threading
+import time
 import types
 from pathlib import Path
 
@@ -224,7 +225,7 @@ class Machine:
 
     def __init__(self, program, programs):
         self.lock = threading.Condition()
-        self.program, self.programs, self.errors = program, programs, []
+        self.program, self.programs, self.errors, self.polls = program, programs, [], 0
         self.named: dict[int, Named] = {}
 
     def wait_until(self, ready):
@@ -316,6 +317,16 @@ def _assembly(text, constraints, args, **options):
         at = pointer.at + step.data // 4 * torch.arange(8)[:, None]
         assert int(at.min()) >= 0 and int(at.max()) + 1 < pointer.memory.numel(), "a read outside a tensor"
         return Register(pointer.memory[at].sum(0)), Register(pointer.memory[at + 1].sum(0))
+    if "ld.acquire" in text:  # in a loop, until another program has written
+        current.machine.polls += 1
+        time.sleep(0.001)
+        if current.machine.polls > 1000 * PATIENCE:
+            raise Deadlock("a program waits for ever")
+        return Integer(args[0].memory[number(args[0].at)])
+    if "st.release" in text:
+        args[0].memory[number(args[0].at)] = number(args[1])
+        current.machine.polls = 0
+        return
     machine, at = current.machine, number(args[0])
     with machine.lock:
         named = machine.named.setdefault(at, Named())
@@ -394,7 +405,7 @@ def _stand_ins():
         arange=lambda first, last, layout=None: Register(torch.arange(first, last)), load=_read, store=_write, atomic_add=_add_to,
         exp2=lambda x: Register(raw(x).exp2()), log2=lambda x: Register(raw(x).log2()), abs=lambda x: Register(raw(x).abs()),
         permute=lambda x, order: Register(x.data.permute(*order)), trans=lambda x: Register(x.data.T),
-        join=lambda a, b: Register(torch.stack((a.data, b.data), -1)),
+        join=lambda a, b: Register(torch.stack((a.data, b.data), -1)), split=lambda x: tuple(Register(y) for y in x.data.unbind(-1)),
         zeros=lambda shape, dtype, layout=None: Register(torch.zeros(*shape, dtype=dtype)),
         zeros_like=lambda x: Register(torch.zeros_like(x.data)),
         full=lambda shape, value, dtype, layout: Register(torch.full(list(shape), value, dtype=dtype)),
@@ -484,12 +495,47 @@ def _given(x):
 
 
 def launch(module, kernel, programs, args, constants):
-    """A kernel over all its programs, one after another. Descriptors: (tensor, rows of a block, and columns)."""
+    """A kernel over all its programs, one after another, or side by side where they wait for each other. Descriptors: (tensor, rows of a block, and
+    columns)."""
     function = module.files[kernel.__module__.rpartition(".")[2]][kernel.__name__]
     args = [Descriptor(*x) if type(x) is tuple else _given(x) for x in args]
-    for program in range(programs):
-        current.machine = Machine(program, programs)
-        function(*args, **{name: Constant(x) for name, x in constants.items()})
+    errors = []
+
+    def run(program):
+        try:
+            current.machine = Machine(program, programs)
+            function(*args, **{name: Constant(x) for name, x in constants.items()})
+        except BaseException as error:
+            errors.append(error)
+
+    if constants.get("ADD") == 2:
+        threads = [threading.Thread(target=run, args=(program,)) for program in range(programs)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    else:
+        for program in range(programs):
+            run(program)
+    if errors:
+        raise errors[0]
+
+
+def emulate(module):
+    """A launch(...) as in triton/launcher.py."""
+
+    def run(called, programs, *args, **constants):
+        constants.pop("num_warps", None)
+        args = [describe(x) if type(x).__name__ == "TensorDescriptor" else x for x in args]
+        launch(module, called, programs, args, constants)
+
+    return run
+
+
+def set_processors(monkeypatch, number):
+    """A device with so many processors."""
+    found = types.SimpleNamespace(multi_processor_count=number)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: found)
 
 
 def with_bounds(inputs):

@@ -8,6 +8,7 @@ import torch
 import posenc
 from posenc import Lookup, Plan, Positions, attend, explain, index
 from posenc.core.mask import make_mask
+from posenc.core.memo import Memo
 from posenc.engines import dense_bias, sdpa
 from posenc.engines.choose import ENGINES, order_engines
 from posenc.engines.lowering import LoweredPlan, lower_plan
@@ -128,12 +129,12 @@ def test_a_row_that_many_pairs_read_is_summed_in_parts(monkeypatch):
     encoding = posenc.create("grid_bias", heads=2, window=(4, 5), std=1.0).double()
     q, k, v = torch.randn(3, 2, 2, 20, 8, dtype=torch.float64).unbind()
     monkeypatch.setattr(dense_bias, "WIDTH", 3)
-    monkeypatch.setattr(dense_bias, "_kept", dense_bias._Kept(most=8))
+    monkeypatch.setattr(dense_bias, "_kept", Memo(8, 8))
     grads = []
     for engine in ("sdpa", "reference"):
         out = attend(q, k, v, encoding.plan(Positions(20)), engine=engine)
         grads.append(torch.autograd.grad(out.square().sum(), encoding.table)[0])
-    (pairs,) = (found[0] for found in dense_bias._kept.entries.values())
+    (pairs,) = (found[0] for found, _ in dense_bias._kept._entries.values())
     assert pairs.readers.shape[1] == 3
     assert pairs.parts is not None
     assert pairs.parts.shape[1] == 7  # 20 pairs of a patch with itself

@@ -1,7 +1,5 @@
 """The Gluon kernel without a GPU: its source in an emulator (tests/engines/gluon_emulator.py), and where it is chosen."""
 
-import types
-
 import pytest
 import torch
 
@@ -15,6 +13,7 @@ from posenc.engines.lowering import lower_plan
 from posenc.engines.triton.arguments import kernel_arguments
 from tests import budget
 from tests.engines import gluon_emulator
+from tests.engines.gluon_emulator import emulate
 
 LOG2E = 1.4426950408889634
 TILE = gluon_launch.PlainTile(128, 2)
@@ -25,21 +24,8 @@ def kernel():
     return gluon_emulator.load()
 
 
-def emulate(module):
-    """A launch(...) as in triton/launcher.py."""
-
-    def launch(called, programs, *args, **constants):
-        constants.pop("num_warps", None)
-        args = [gluon_emulator.describe(x) if type(x).__name__ == "TensorDescriptor" else x for x in args]
-        gluon_emulator.launch(module, called, programs, args, constants)
-
-    return launch
-
-
 def run(module, monkeypatch, q, k, v, plan, tile=TILE, programs=3, **masks):
-    monkeypatch.setattr(
-        torch.cuda, "get_device_properties", lambda device: types.SimpleNamespace(multi_processor_count=programs)
-    )
+    gluon_emulator.set_processors(monkeypatch, programs)
     inputs, numbers, scale = kernel_arguments(q, k, v, lower_plan(q, k, v, plan, make_mask(q, k, **masks)))
     inputs = gluon_emulator.with_bounds(inputs)
     out = torch.full_like(q, float("nan"))
@@ -83,7 +69,7 @@ def test_lengths(kernel, monkeypatch, lengths, causal):
     check(kernel, monkeypatch, "bias", causal, lengths, start=max(lengths[1] - lengths[0], 0))
 
 
-@pytest.mark.parametrize("tile", [(64, 4, False), (128, 3, True, 3)])
+@pytest.mark.parametrize("tile", [(64, 4, False), (128, 3, True, 3), (128, 4, True, 0, 2)])
 def test_tiles(kernel, monkeypatch, tile):
     tile = gluon_launch.PlainTile(*tile)
     check(kernel, monkeypatch, "bias", True, (400, 450), 7, heads=(4, 2), batch=2, tile=tile, programs=5)
@@ -185,7 +171,31 @@ def test_it_leaves_what_it_is_slower_at():
     ],
 )  # fmt: skip
 def test_it_names_what_it_cannot(options, reason):
-    assert reason in gluon.refuse_call(*given(**options))
+    arguments = given(**options)
+    assert reason in (gluon.refuse_call(*arguments) or gluon.refuse_size(arguments[0]))
+
+
+def test_short_texts_run_where_they_are_many():
+    """As measured: without content terms from 64 tokens on, where blocks of 192 queries fill the device twice."""
+    for batch, length, reason in (
+        (128, 64, None),
+        (128, 128, None),
+        (127, 128, "needs 256 blocks"),
+        (128, 63, "needs 64"),
+        (32, 512, None),
+    ):
+        found = gluon.refuse_plain_size(given(length, length, batch=batch)[0])
+        assert found is None if reason is None else reason in found
+    assert [gluon_launch.choose_tile(64, length).consumers for length in (64, 128, 129, 192, 193, 256, 257, 512)] == [
+        2,
+        2,
+        3,
+        3,
+        2,
+        2,
+        3,
+        3,
+    ]
 
 
 def test_dropout_and_strides_are_refused():

@@ -1,7 +1,5 @@
 """The Gluon backward kernel without a GPU: its source in an emulator, against float64."""
 
-import types
-
 import pytest
 import torch
 
@@ -17,6 +15,7 @@ from posenc.engines.triton.launch import run_backward
 from posenc.engines.triton.tables import Parts
 from tests import budget
 from tests.engines import gluon_emulator
+from tests.engines.gluon_emulator import emulate
 from tests.plans import mapped
 
 LOG2E = 1.4426950408889634
@@ -27,17 +26,6 @@ def kernel():
     return gluon_emulator.load(
         "backward_prepare.py", "backward_tiles.py", "backward_diagonals.py", "backward_sums.py", "backward.py"
     )
-
-
-def emulate(module):
-    """A launch(...) as in triton/launcher.py."""
-
-    def launch(called, programs, *args, **constants):
-        constants.pop("num_warps", None)
-        args = [gluon_emulator.describe(x) if type(x).__name__ == "TensorDescriptor" else x for x in args]
-        gluon_emulator.launch(module, called, programs, args, constants)
-
-    return launch
 
 
 def check(
@@ -55,9 +43,7 @@ def check(
     masks=None,
     **options,
 ):
-    monkeypatch.setattr(
-        torch.cuda, "get_device_properties", lambda device: types.SimpleNamespace(multi_processor_count=programs)
-    )
+    gluon_emulator.set_processors(monkeypatch, programs)
     lq, lk = lengths
     q, do = (torch.randn(batch, heads[0], lq, size, dtype=torch.bfloat16) for _ in range(2))
     k, v = (torch.randn(batch, heads[1], lk, size, dtype=torch.bfloat16) for _ in range(2))
@@ -193,9 +179,7 @@ def test_the_triton_engine_takes_it(kernel, monkeypatch):
     monkeypatch.setattr(gluon, "refuse_device", lambda device: None)
     for name, least in (("SHORTEST", 1), ("SHORTEST_BACKWARD", 1), ("FEWEST", 1)):
         monkeypatch.setattr(gluon, name, least)
-    monkeypatch.setattr(
-        torch.cuda, "get_device_properties", lambda device: types.SimpleNamespace(multi_processor_count=3)
-    )
+    gluon_emulator.set_processors(monkeypatch, 3)
     q, k, v, do = (torch.randn(1, 2, 150, 64, dtype=torch.bfloat16) for _ in range(4))
     plan = Plan(Positions(150), lookups=(Lookup(index.clip(9, 9), bias=torch.randn(2, 19)),))
     inputs, numbers, scale = kernel_arguments(q, k, v, lower_plan(q, k, v, plan, make_mask(q, k)))

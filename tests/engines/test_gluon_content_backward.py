@@ -62,6 +62,7 @@ def check(
     monkeypatch.setattr(
         torch.cuda, "get_device_properties", lambda device: types.SimpleNamespace(multi_processor_count=programs)
     )
+    monkeypatch.setattr(gluon, "LONG", 1)
     lq, lk = lengths
     q, do = (torch.randn(batch, heads[0], lq, size, dtype=torch.bfloat16) for _ in range(2))
     k, v = (torch.randn(batch, heads[1], lk, size, dtype=torch.bfloat16) for _ in range(2))
@@ -104,7 +105,7 @@ def check(
         found = {"q": dq.float(), "k": dk.float(), "v": dv.float()}
         tables = []
         if d_rows is not None:
-            gradient = rows_of(d_rows, batch, lq).float()
+            gradient = rows_of(d_rows, batch, lq).float() * scale
             table = x.table.float().expand(heads[0], -1, -1)
             d_states = gradient @ table
             if given is None:
@@ -113,7 +114,7 @@ def check(
             if given is not None:
                 tables.append((x.states, d_states))
         if d_cols is not None:
-            gradient = rows_of(d_cols, batch, lk).float()
+            gradient = rows_of(d_cols, batch, lk).float() * scale
             own = k.float().repeat_interleave(heads[0] // heads[1], 1)
             more = gradient @ x.key_table.float()
             found["k"] += more.unflatten(1, (heads[1], -1)).sum(2)
@@ -201,7 +202,9 @@ def test_where_it_is_chosen(monkeypatch):
     assert reason(dot_query=1, size=128, masks=packed) is None
     assert reason(dot_query=1, span=200) is None
     assert "heads of 128 over wide spans were compared, but not timed" in reason(dot_query=1, span=200, size=128)
-    assert "needs 4096 queries and keys, got 2100" in reason(length=2100, dot_query=1)
+    assert reason(length=2100, dot_query=1, dot_key=1, span=512) is None
+    assert "needs 512 queries and keys, got 500" in reason(length=500, dot_query=1)
+    assert "tiles reach beyond the bands" in reason(length=2100, dot_query=1, span=512, masks={"causal": True})
     assert "beyond both ends" in reason(span=9, dot_query=1)
     assert reason(span=9, dot_query=1, masks={"causal": True}) is None
     assert "too many distances" in reason(span=3000, dot_query=1)

@@ -55,7 +55,6 @@ def check(
     forced = {
         "refuse_device": lambda device: None,
         "refuse_slower": lambda x, num: None,
-        "SHORTEST_CONTENT_BACKWARD": 1,
         "SHORTEST": 1,
         "FEWEST": 1,
     }
@@ -87,16 +86,18 @@ def test_lengths(kernel, monkeypatch, lengths, causal):
 def test_heads_and_schedules(kernel, monkeypatch, causal):
     options = {"heads": (4, 2), "batch": 2, "programs": 9, "masks": {"causal": causal}}
     check(kernel, monkeypatch, (300, 450), 7, bias=False, **options)
+    check(kernel, monkeypatch, (300, 450), 7, add=2, **options)
+    check(kernel, monkeypatch, (700, 300), add=2, **options)
     check(
         kernel,
         monkeypatch,
         (300, 300),
         stages=3,
         ring=6,
-        turns=True,
+        turns=False,
         key_stages=3,
         key_ring=5,
-        key_turns=True,
+        key_turns=False,
         **options,
     )
 
@@ -128,4 +129,4 @@ def test_where_it_is_chosen(monkeypatch):
     assert "no dropout" in reason(dropout=0.1)
     assert "needs 512 queries" in reason(length=256)
     assert "output's gradient" in reason(strided=True)
-    assert "needs 4096 queries" in reason(length=2048)
+    assert reason(length=1024) is None

@@ -22,8 +22,8 @@ PINNED = {
     "call/shaw/step": (31, 0, 8, 9),
     "call/deberta/forward": (39, 2, 2, 6),
     "call/deberta/step": (61, 0, 9, 18),
-    "call/transformer_xl/forward": (52, 4, 2, 5),
-    "call/transformer_xl/step": (69, 3, 10, 15),
+    "call/transformer_xl/forward": (52, 3, 2, 5),
+    "call/transformer_xl/step": (69, 2, 10, 15),
     "layer/alibi/token": (22, 16, 1, 1),
     "layer/alibi/forward": (17, 14, 1, 1),
     "layer/t5/token": (22, 16, 1, 1),
@@ -36,6 +36,14 @@ PINNED = {
     "layer/transformer_xl/forward": (49, 18, 2, 2),
     "layer/relative_logits/token": (30, 24, 2, 2),
     "layer/relative_logits/forward": (25, 22, 2, 2),
+    "padded/none/forward": (29, 14, 1, 1),
+    "padded/none/step": (35, 14, 6, 5),
+    "padded/rope/forward": (45, 14, 3, 2),
+    "padded/rope/step": (56, 14, 10, 7),
+    "padded/alibi/forward": (29, 14, 1, 1),
+    "padded/alibi/step": (37, 14, 6, 5),
+    "padded/t5/forward": (31, 14, 1, 1),
+    "padded/t5/step": (39, 15, 7, 7),
 }
 SLACK = 3
 """Functions and operations: releases of Python and PyTorch differ by a few. Launches are counted exactly."""

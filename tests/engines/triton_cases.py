@@ -521,16 +521,36 @@ def group_replay():
     replayed = attend(x, y, z, engine="triton")
     forget()
     assert torch.equal(replayed, attend(x, y, z, engine="triton"))
-    forget()
-    slopes, x = torch.rand(1), x.requires_grad_()
-    for start in (7, 7, 0):  # recorded, then equal but for the distances
-        shifted = attend(x, y, z, Plan(Positions((start, 16), 16), slopes=slopes), engine="triton")
-    forget()
-    assert torch.equal(shifted, attend(x, y, z, Plan(Positions(16), slopes=slopes), engine="triton"))
-    from posenc.engines.triton.tables import gather
+    check_tables()
+
+
+def check_tables():
+    from posenc.engines.triton import launcher, tables
 
     table, rows = torch.randn(50, 3).t(), torch.randint(0, 50, (3000,), dtype=torch.int32)
-    assert torch.equal(gather(table, rows), table.index_select(1, rows))
+    assert torch.equal(tables.gather(table, rows), table.index_select(1, rows))
+    part = tables.Parts(
+        torch.randn(2, 1, 30, 16), 0, first=4, factor=0.5
+    )  # one row for each distance, of which some are there
+    for into in (torch.empty(2, 40, 16), torch.empty(40, 2, 16).transpose(0, 1)):
+        tables.sum_parts(launcher.launch, part, into, index.Index(-20, 19), -15, 5)
+        expected = torch.zeros(2, 40, 16)
+        expected[:, 5:26] = 0.5 * part.tensor[:, 0, 4:25]
+        assert torch.equal(into, expected)
+    tables.UNFOLDED = 32
+    fold, grad, shift, table = (
+        torch.randn(2, 40),
+        torch.randn(2, 40, 16),
+        torch.randn(2, 16),
+        torch.randn(40, 2, 16).transpose(0, 1),
+    )
+    for n in (20, 40):  # by one program for each head and block of channels, by several
+        out = torch.empty(2, n, 16)
+        d_shift = tables.unfold_shift(
+            launcher.launch, grad[:, :n].contiguous(), fold[:, :n].contiguous(), table[:, :n], shift, out, True
+        )
+        torch.testing.assert_close(out, grad[:, :n] + fold[:, :n, None] * shift[:, None])
+        torch.testing.assert_close(d_shift, torch.einsum("hn,hne->he", fold[:, :n], table[:, :n]))
 
 
 def group_first():

@@ -348,8 +348,8 @@ def from_pair(recorder, only):
 
 
 def from_contextual(recorder, only):
-    """Stick-breaking attention and contextual counts: head sizes, dtypes, masks."""
-    from posenc.contextual import operators
+    """Stick-breaking attention, contextual counts and PaTH: head sizes, dtypes, masks."""
+    from posenc.contextual import operators, path_operators
 
     for size, dtype, masked in ((64, torch.bfloat16, False), (128, torch.bfloat16, True), (80, torch.float16, False),
                                 (256, torch.bfloat16, False), (64, torch.float32, True), (256, torch.float32, False)):  # fmt: skip
@@ -365,6 +365,10 @@ def from_contextual(recorder, only):
                 out, rest = operators.forward(q, k, v, counts, *masks, 0.1, True)
                 d_left = rest if masked and counts is None else None
                 operators.backward(q, d_left, q, k, v, counts, *masks, out, rest, 0.1, True)
+            if size <= 64 or (size <= 128 and dtype == torch.bfloat16):
+                beta, total = torch.empty(2, 2, 300), torch.empty(2, 4, 300, dtype=torch.double) if masked else None
+                given = q, k, v, k, beta, total, *masks
+                path_operators.backward(q, *given, path_operators.forward(*given, 0.1), 0.1)
 
 
 def from_rotation(recorder, only):

@@ -10,9 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
-import threading
 import time
 from itertools import product
 from pathlib import Path
@@ -126,24 +123,6 @@ def warm_ups(jobs):
 
 
 # ---- in a process of its own ------------------------------------------------------------------------------------------
-def work():
-    import torch
-
-    torch.backends.cuda.matmul.allow_tf32 = False
-    for line in sys.stdin:
-        job = json.loads(line)
-        began = time.monotonic()
-        try:
-            torch.manual_seed(0)
-            answer = {"check": check, "time": measure, "warm": warm_up}[job["kind"]](job)
-            torch.cuda.synchronize()
-        except Exception as error:
-            answer = {"failed": f"{type(error).__name__}: {str(error)[:400]}"}
-        torch.cuda.empty_cache()
-        took = round(time.monotonic() - began, 1)
-        print("ANSWER " + json.dumps({"name": job["name"], **answer, "seconds": took}), flush=True)
-
-
 class Call:
     """One backward pass, with what it needs."""
 
@@ -339,16 +318,6 @@ def measure(job):
     return {**found, "tflops": round(products / ms / 1e9)}
 
 
-class Worker(hopper.Worker):
-    def start(self):
-        self.process = subprocess.Popen(
-            [sys.executable, "-u", "-m", "tests.gpu.gluon_backward", "--work"], cwd=hopper.ROOT, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
-        self.lines = hopper.queue.Queue()
-        threading.Thread(target=self.read, args=(self.process, self.lines), daemon=True).start()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out")
@@ -361,9 +330,9 @@ def main() -> None:
     parser.add_argument("--work", action="store_true")
     args = parser.parse_args()
     if args.work:
-        work()
+        hopper.work(check, measure, warm_up)
         return
-    hopper.Worker = Worker
+    hopper.Worker.module = "tests.gpu.gluon_backward"
     hopper.STALL.update(check=90.0, time=25.0, warm=90.0)
     began = time.monotonic()
 

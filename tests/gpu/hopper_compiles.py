@@ -41,11 +41,15 @@ from posenc.engines.triton.band_layout import make_band
 from tests.gpu.compiles import Target, spent
 from tests.gpu.uniform_registers import find_unset
 
-TERMS = {"none": (), "bias": ("bias",), "slopes": ("slopes",), "bias and slopes": ("bias", "slopes")}
+TERMS = {
+    "none": (), "bias": ("bias",), "slopes": ("slopes",), "bias and slopes": ("bias", "slopes"), "none, short": ("short",),
+    "bias, short": ("bias", "short"), "slopes, short": ("slopes", "short"), "bias and slopes, short": ("bias", "slopes", "short"),
+}  # fmt: skip
+"""short: two consumers, in the forward pass."""
 CONTENT = {
     "content": ("table",), "content and bias": ("table", "bias"), "content of 16 states": ("table", "states"),
     "content over every distance": ("table", "bias", "every"), "content of both": ("table", "key_table"),
-    "wide content of both": ("table", "key_table", "wide"),
+    "wide content of both": ("table", "key_table", "wide"), "content and values": ("table", "value"),
 }  # fmt: skip
 """every: by rolling.py, rolling_backward.py or, with keys, rolling_backward_keys.py, which have near tiles only."""
 CONTENT_BACKWARD = {
@@ -74,8 +78,9 @@ def compile_variant(size, terms, masks, window, backward, dtype=torch.bfloat16):
         "table": torch.empty(2, 9, width, dtype=dtype), "states": torch.empty(1, 2, 512, width, dtype=dtype),
         "key_table": torch.empty(2, 9, size, dtype=dtype), "value": torch.empty(2, 9, size, dtype=dtype),
     }  # fmt: skip
-    lo, hi = (-4, 4) if terms else (FAR, FAR)
-    spans = {"bias_lo": -4, "bias_hi": 4, "rows_lo": -4, "rows_hi": 4}
+    lo, hi = (-4, 4) if set(terms) - {"short"} else (FAR, FAR)
+    reach = 300 if "wide" in terms else 4
+    spans = {"bias_lo": -4, "bias_hi": 4, "rows_lo": -reach, "rows_hi": reach, "cols_lo": -reach, "cols_hi": reach}
     numbers = Numbers(right=0, left=100 if window else -1, lo=lo, hi=hi, wide=int("wide" in terms), **spans)
     made = []
 
@@ -102,8 +107,12 @@ def compile_variant(size, terms, masks, window, backward, dtype=torch.bfloat16):
         return made[1]  # between what runs before and after it
     way = rolling_launch if "every" in terms else window_launch if "table" in terms else launch
     options = {"cols": band} if "key_table" in terms else {}
+    if "value" in terms:
+        options["mass"] = band
+    if "short" in terms:
+        options["tile"] = launch.choose_tile(size, 128)
     way.run_forward(record, inputs, numbers, 0.125, q, lse, **options)
-    return made[-1]
+    return made[-2 if "value" in terms else -1]
 
 
 def row_width(size, terms):
@@ -191,13 +200,18 @@ def main() -> None:
             continue
         if "every" in terms and size not in rolling_launch.DEPTHS:
             continue
-        per_consumer = 1 if "every" in terms else 3 if args.backward else 2
+        if args.backward and "short" in terms:
+            continue
+        if "value" in terms and size != 64 and not args.backward:
+            continue
+        per_consumer = 1 if "every" in terms else 3 if args.backward or "value" in terms else 2
+        consumers = 2 if args.backward or "short" in terms else 3
         compiled, seconds = compile_variant(size, terms, masks, "window" in mask, args.backward)
         row = {
             "size": size,
             "terms": name,
             "masks": mask,
-            **inspect(compiled, count_products(size, terms, args.backward), per_consumer, 2 if args.backward else 3),
+            **inspect(compiled, count_products(size, terms, args.backward), per_consumer, consumers),
             "seconds": round(seconds, 1),
         }
         row["consumer"] = launch.REGISTERS[0]

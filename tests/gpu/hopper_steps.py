@@ -111,7 +111,7 @@ def measure(shape, name, masks, warm=False):
 def visible_share(q, k, causal, options):
     """Of the pairs that cuDNN computes."""
     mask = make_mask(q, k, **{name: x for name, x in options.items() if name != "engine"})
-    seen = mask.allowed(q.shape[2], k.shape[2], q.device).expand(-1, -1, q.shape[2], k.shape[2])
+    seen = torch.broadcast_to(mask.allowed(q.shape[2], k.shape[2], q.device), (*q.shape[:2], q.shape[2], k.shape[2]))
     pairs = q.shape[2] * (q.shape[2] + 1) // 2 if causal else q.shape[2] * k.shape[2]
     return seen.count_nonzero().item() / (seen.shape[0] * seen.shape[1] * pairs)
 

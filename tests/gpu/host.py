@@ -208,6 +208,39 @@ def with_cache(name):
     assert error <= 0.02, f"{name}: a layer with a cache differs by {error}"
 
 
+def padded(name):
+    """Texts and tokens with padding: repeated calls give the bits of first ones, and what the reference engine gives."""
+    options = {"max_length": 128} if name == "learned" else {}
+    encoding = posenc.create(name, d_model=256, heads=4, **options)
+    layer = posenc.Attention(256, 4, encoding=encoding, causal=True).to("cuda", torch.bfloat16).eval()
+    exact = posenc.Attention(
+        256, 4, encoding=posenc.create(name, d_model=256, heads=4, **options), causal=True, engine="reference"
+    )
+    exact = exact.to("cuda", torch.float32).eval()
+    exact.load_state_dict(layer.state_dict())
+    for rows, length in ((1, 12), (3, 16), (3, 60)):
+        for seed in range(5):  # other masks and numbers, the same call
+            torch.manual_seed(seed)
+            x = torch.randn(rows, length + 8, 256, device="cuda", dtype=torch.bfloat16)
+            first = torch.randint(0, length // 2, (rows, 1), device="cuda")
+            real = torch.arange(length + 8, device="cuda") >= first
+            with torch.no_grad():
+                results = []
+                for known in (False, True):
+                    cache, outs = posenc.KVCache(), []
+                    for begin, end in ((0, length), *((at, at + 1) for at in range(length, length + 8))):
+                        if not known:
+                            forget()
+                        outs.append(layer(x[:, begin:end], cache=cache, key_mask=real[:, begin:end]))
+                    text = layer(x[:, :length], key_mask=real[:, :length])
+                    results.append((torch.cat(outs, 1), text))
+                for a, b in zip(*results):
+                    assert torch.equal(a, b), f"{name}, {rows}x{length}: a repeated call differs"
+                truth, whole = exact(x.float(), key_mask=real), results[1][0]
+            error = ((whole - truth)[real].norm() / truth[real].norm()).item()
+            assert error < 0.02, f"{name}, {rows}x{length}: off by {error}"
+
+
 def changed_tables(name):
     """A layer's recorded tokens and texts read its tables: written in place, by an optimiser, through .data, and replaced."""
     layer = posenc.Attention(256, 4, encoding=name, causal=True).to("cuda", torch.bfloat16).eval()
@@ -308,6 +341,7 @@ def check(part: str = "1/1", names: str = "") -> None:
     cases += [
         (changed_tables, name) for name in ("t5", "clipped", "shaw", "transformer_xl", "relative_logits", "deberta")
     ]
+    cases += [(padded, name) for name in ("none", "learned", "rope", "alibi", "t5", "shaw")]
     cases += [(in_threads, PER_HEAD), (projections, "bfloat16"), (windows, "a grid")]
     cases = [case for case in cases if not names or case[0].__name__ in names.split(",")]
     number, count = map(int, part.split("/"))

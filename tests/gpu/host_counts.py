@@ -115,6 +115,10 @@ def main() -> None:
         token = uses_layers.one_token(name, 64, "cpu", torch.bfloat16)
         found[f"layer/{name}/token"] = count(token.ours, token.prepare["posenc"])
         found[f"layer/{name}/forward"] = count(uses_layers.whole_text(name, 1, 16, False, "cpu", torch.bfloat16).ours)
+    for name in ("none", "rope", "alibi", "t5"):
+        for training in (False, True):
+            layer = uses_layers.whole_text(name, 1, 16, training, "cpu", torch.bfloat16, "padded")
+            found[f"padded/{name}/{'step' if training else 'forward'}"] = count(layer.ours)
     print(json.dumps(found))
 
 

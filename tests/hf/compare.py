@@ -109,3 +109,15 @@ def interpreted(code):
     code = "from tests.engines.interpreter import mend\nmend()\n" + code
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+def attentions_agree(model, inputs, by):
+    """output_attentions, by an argument or by the configuration, gives those of the original."""
+    model.config.output_attentions = by == "configuration"
+    options = {"output_attentions": True} if by == "argument" else {}
+    with torch.no_grad():
+        theirs = model(**inputs, **options).attentions
+        ours = hf.accelerate(model)(**inputs, **options).attentions
+    assert len(ours) == len(theirs) == 2
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b)

@@ -32,8 +32,8 @@ MEASURED = """## Published widths
 
 Few layers, random weights (`python -m posenc.bench.accelerated`): the original → accelerated, and how many times faster and smaller. Ratios
 between 0.97 and 1.03 are within the noise of either machine; where the original is faster, it is what runs (`posenc/hf/rules.py`).
-CPU: float32, {cpu}; most rows are of a busy machine, and their memory favours accelerated models by up to 13 MiB, which was mended after
-them. GPU: {gpu}.
+CPU: float32, {cpu}. GPU: {gpu};
+Wav2Vec2-Conformer by autocast, because it rotates in float32. timm's models by `posenc.timm`, 1.0.30 (docs/timm-survey.md).
 """
 MODELS = {
     "bloom": "BLOOM", "mpt": "MPT", "beit": "BEiT", "data2vec": "BEiT", "speech rotary": "Wav2Vec2-Conformer,", "cpmant": "CPM-Ant", "gpt2": "Llama", "bert": "BERT", "bart": "BERT", "vit": "ViT-B", "speech conformer": "w2v-BERT with",

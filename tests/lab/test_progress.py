@@ -11,7 +11,7 @@ from posenc.lab.worker_processes import Event
 
 def test_the_finished_share(tiny, tmp_path):
     trials = tiny(tasks=("previous",)).trials()
-    display = progress.Progress(trials, 0, Store(tmp_path))
+    display = progress.Progress(trials, 0, Store(tmp_path), Words("en"))
     assert display.share == 0 and display.left is None
     display.update(Event(trials[0], trials[0].training.steps // 2, 1.0))
     assert 0 < display.share < 1 / len(trials)
@@ -41,7 +41,7 @@ def test_a_bar_stands_before_the_first_step(tiny, tmp_path, monkeypatch, capsys)
         assert capsys.readouterr().out == f"[0/{len(trials)}] 正在启动：几秒后出现最初的训练步\n"
     drawn = []
     monkeypatch.setattr(progress.Live, "draw", lambda self: drawn.append(1))
-    with progress.Live(trials, 0, Store(tmp_path)):
+    with progress.Live(trials, 0, Store(tmp_path), Words("en")):
         assert drawn == [1]
 
 

@@ -3,6 +3,7 @@
 import copy
 import importlib
 import importlib.util
+import re
 import sys
 import types
 from pathlib import Path
@@ -19,6 +20,11 @@ from tests.seeds import generator, seed
 
 MEANS = ("IMAGENET_DEFAULT_MEAN", "IMAGENET_DEFAULT_STD", "IMAGENET_INCEPTION_MEAN", "IMAGENET_INCEPTION_STD",
          "OPENAI_CLIP_MEAN", "OPENAI_CLIP_STD")  # fmt: skip
+
+SIGNS = re.compile(
+    "rel_pos|relative_position|attention_bias|\\brope\\b|Rotary|RotAttention|RelPos|HaloAttn|LambdaLayer|GPSA|halo_size"
+)
+"""What positional terms inside attention are called in timm."""
 
 
 def models(name):
@@ -59,6 +65,26 @@ def swin_v2():
         img_size=32, patch_size=2, window_size=4, embed_dim=16, depths=(2, 2), num_heads=(2, 4), num_classes=5
     )
     return model, 32, {"WindowAttention.forward"}
+
+
+def swin_v2_cr():
+    model = models("swin_transformer_v2_cr").SwinTransformerV2Cr(
+        img_size=(32, 32), patch_size=2, window_size=4, embed_dim=16, depths=(2, 2), num_heads=(2, 4), num_classes=5
+    )
+    return model, 32, {"WindowMultiHeadAttention._relative_positional_encodings"}
+
+
+def gcvit():
+    model = models("gcvit").GlobalContextVit(
+        img_size=64,
+        window_size=(4, 4),
+        window_ratio=(4, 2),
+        embed_dim=8,
+        depths=(2, 2),
+        num_heads=(2, 4),
+        num_classes=5,
+    )
+    return model, 64, {"RelPosBias.get_bias"}
 
 
 def beit():
@@ -102,7 +128,7 @@ def sam():
 
 
 MODELS = {
-    "swin": swin, "swin v2": swin_v2, "beit": beit, "vit relpos": vit_relpos, "vit relpos mlp": lambda: vit_relpos("mlp"),
+    "swin": swin, "swin v2": swin_v2, "swin v2 cr": swin_v2_cr, "gcvit": gcvit, "beit": beit, "vit relpos": vit_relpos, "vit relpos mlp": lambda: vit_relpos("mlp"),
     "maxvit": maxvit, "maxvit tf": lambda: maxvit("bias_tf"), "maxvit mlp": lambda: maxvit("mlp"), "sam": sam,
 }  # fmt: skip
 
@@ -153,7 +179,20 @@ def test_as_on_a_gpu(name, monkeypatch):
     gradients_agree(our_gradients, their_gradients)
 
 
-@pytest.mark.parametrize("name", ["swin", "swin v2", "maxvit", "sam"])
+@pytest.mark.parametrize("name", ["swin v2 cr", "vit relpos mlp", "maxvit mlp"])
+def test_networks_that_make_biases_have_dropout(name):
+    """A model in training, as create_model returns it, is accelerated, and its biases are drawn anew in every call."""
+    model, images, _ = make(name)
+    timm.accelerate(model.train())
+    assert all(module.training for module in model.modules())
+    first = next(module for module in model.modules() if "posenc_replaced" in module.__dict__)
+    biases = [getattr(first, first.__dict__["posenc_replaced"])() for _ in range(2)]
+    with torch.no_grad():
+        biases += [getattr(first, first.__dict__["posenc_replaced"])() for _ in range(2)]
+    assert not any(torch.equal(biases[i], biases[j]) for i in range(4) for j in range(i))
+
+
+@pytest.mark.parametrize("name", ["swin", "swin v2", "swin v2 cr", "maxvit", "sam"])
 def test_copies_restore_and_changed_parameters(name):
     model, images, _ = make(name)
     with torch.no_grad():
@@ -167,6 +206,16 @@ def test_copies_restore_and_changed_parameters(name):
         outputs_agree(changed, timm.restore(model)(images))
         assert timm.report(model) == {}
         outputs_agree(timm.restore(twin)(images), theirs)
+
+
+def test_every_file_with_a_positional_term_is_in_the_survey():
+    folder = Path(sys.prefix) / "timm" / "timm" / "models"
+    if not folder.is_dir():
+        pytest.skip("needs timm")
+    page = (Path(__file__).parents[2] / "docs" / "timm-survey.md").read_text(encoding="utf-8")
+    listed = {name for line in page.splitlines() if line.startswith("| ") for name in line.split("|")[1].split(", ")}
+    found = {file.stem for file in folder.glob("[a-z]*.py") if SIGNS.search(file.read_text(encoding="utf-8"))}
+    assert found <= {name.strip() for name in listed}
 
 
 def test_accelerate_twice_and_what_has_no_bias():

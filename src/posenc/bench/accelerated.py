@@ -44,13 +44,20 @@ ROWS = 8
 """How many times as many rows a GPU gets, of the models with few layers."""
 LEAST = 4.0
 """Seconds for which short calls are repeated on a CPU."""
+AUTOCAST = ("Wav2Vec2-Conformer, rotary, 10 s",)
+"""Models that compute in bfloat16 on a GPU by autocast alone: they rotate in float32."""
 ALLOWED = 1e-4
 """The largest difference in float32, of the output's spread."""
 
 
-def load(name: str, way: str) -> Made:
-    from .. import hf
+def library(model: Any) -> Any:
+    """The drop-in for this model."""
+    from .. import hf, timm
 
+    return timm if type(model).__module__.startswith("timm.") else hf
+
+
+def load(name: str, way: str) -> Made:
     torch.manual_seed(0)
     model, inputs = (WHOLE[name] if name in WHOLE else MODELS[name])()
     tables = [
@@ -60,7 +67,7 @@ def load(name: str, way: str) -> Made:
     ]
     for table in tables:
         torch.nn.init.normal_(table, std=0.02)
-    return (hf.accelerate(model) if way == "accelerated" else model).eval(), inputs
+    return (library(model).accelerate(model) if way == "accelerated" else model).eval(), inputs
 
 
 def forward(model: Any, inputs: dict[str, Any]) -> torch.Tensor:
@@ -84,22 +91,28 @@ def real(output: torch.Tensor, inputs: dict[str, Any]) -> torch.Tensor:
 
 def on_card(name: str, times: int) -> dict[str, Any]:
     """`measure` on a GPU; times=0: a call of each, so that kernels are compiled."""
-    from .. import hf
-
     model, inputs = load(name, "original")
     rows = 1 if name in WHOLE else ROWS
     inputs = {
         key: x.cuda().repeat(rows, *(1,) * (x.dim() - 1)) if isinstance(x, torch.Tensor) else x
         for key, x in inputs.items()
     }
+    model = model.cuda()
+    truth = real(forward(model, inputs), inputs) if times else None
+    if name in AUTOCAST:
+        with torch.autocast("cuda", torch.bfloat16):
+            return _in_low_precision(name, model, inputs, truth, times)
     low = {
         key: x.bfloat16() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for key, x in inputs.items()
     }
-    model = model.cuda()
-    truth = real(forward(model, inputs), inputs) if times else None
-    models = {"original": model.bfloat16()}
-    models["accelerated"] = hf.accelerate(copy.deepcopy(models["original"]))
-    outputs = {way: real(forward(models[way], low), inputs) for way in WAYS}
+    return _in_low_precision(name, model.bfloat16(), low, truth, times)
+
+
+def _in_low_precision(
+    name: str, model: Any, low: dict[str, Any], truth: torch.Tensor | None, times: int
+) -> dict[str, Any]:
+    models = {"original": model, "accelerated": library(model).accelerate(copy.deepcopy(model))}
+    outputs = {way: real(forward(models[way], low), low) for way in WAYS}
     for way in WAYS:
         step(models[way], low)
     if truth is None:
@@ -134,15 +147,13 @@ def warm(name: str) -> str:
 def memory(name: str) -> dict[str, dict[str, int]]:
     """Way -> call -> bytes above the loaded model, at the peak of the call; in this process. The original first, after a call
     that loads libraries; what an accelerated model keeps between calls is counted."""
-    from .. import hf
-
     model, inputs = load(name, "accelerated")  # the check of its family loads libraries too
-    step(hf.restore(model), inputs)
+    step(library(model).restore(model), inputs)
     found: dict[str, dict[str, int]] = {}
     for way in WAYS:
         model.zero_grad()
         if way == "accelerated":
-            hf.accelerate(model)
+            library(model).accelerate(model)
         before, found[way] = _memory("VmRSS"), {}
         for what, call in CALLS.items():
             Path("/proc/self/clear_refs").write_text("5")  # Linux: VmHWM starts again from here

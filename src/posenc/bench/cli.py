@@ -101,17 +101,10 @@ def main(arguments: list[str]) -> int:
             report.save(report.merged(old, result), path)
 
         result = run(
-            given.encodings or SETS[given.device],
-            lengths,
-            given.peers or [name for name, peer in PEERS.items() if given.device in peer.devices],
-            device=given.device,
-            dtype=dtype,
-            repeats=given.repeats,
-            train=not given.forward_only,
-            patience=given.patience,
-            tick=tick,
-            keep=keep,
-        )
+            given.encodings or SETS[given.device], lengths, given.peers or [name for name,
+            peer in PEERS.items() if given.device in peer.devices], device=given.device, dtype=dtype,
+            repeats=given.repeats, train=not given.forward_only, patience=given.patience, tick=tick, keep=keep,
+        )  # fmt: skip
     result = report.merged(old, result)
     report.plot(result, path.with_suffix(".png"))
     report.print_table(result)

@@ -217,14 +217,10 @@ def deberta_config(problem):
 
     buckets, max_distance = _deberta_sizes(problem)
     return DebertaV2Config(
-        hidden_size=problem.case.heads * problem.case.size,
-        num_attention_heads=problem.case.heads,
-        relative_attention=True,
-        pos_att_type=["c2p", "p2c"],
-        share_att_key=False,
-        position_buckets=buckets,
+        hidden_size=problem.case.heads * problem.case.size, num_attention_heads=problem.case.heads,
+        relative_attention=True, pos_att_type=["c2p", "p2c"], share_att_key=False, position_buckets=buckets,
         max_relative_positions=max_distance,
-    )
+    )  # fmt: skip
 
 
 def _deberta_sizes(problem) -> tuple[int, int]:

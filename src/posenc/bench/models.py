@@ -87,6 +87,10 @@ def vitdet() -> Made:
     )  # fmt: skip
 
 
+def timm(name: str, rows: int, side: int, **options: Any) -> Made:
+    return import_module("timm.models").create_model(name, **options), {"x": torch.randn(rows, 3, side, side)}
+
+
 # ---- speech --------------------------------------------------------------------------------------------------------
 def wavlm(seconds: int) -> Made:
     return make("WavLMModel", "WavLMConfig", waveform(seconds), num_hidden_layers=3, layerdrop=0.0)
@@ -131,24 +135,17 @@ def cpmant(rows: int, length: int) -> Made:
 
 
 def bert(rows: int, length: int) -> Made:
-    from transformers import BertConfig, BertModel
-
-    return BertModel(BertConfig(vocab_size=1000, num_hidden_layers=2)), padded(rows, length)
+    return make("BertModel", "BertConfig", padded(rows, length), vocab_size=1000, num_hidden_layers=2)
 
 
 def vit() -> Made:
-    from transformers import ViTConfig, ViTModel
-
-    return ViTModel(ViTConfig(num_hidden_layers=2)), pixels(2, 224)
+    return make("ViTModel", "ViTConfig", pixels(2, 224), num_hidden_layers=2)
 
 
 def rotary_speech(seconds: int) -> Made:
-    from transformers import Wav2Vec2ConformerConfig, Wav2Vec2ConformerModel
-
-    config = Wav2Vec2ConformerConfig(
-        num_hidden_layers=2, layerdrop=0.0, apply_spec_augment=False, position_embeddings_type="rotary"
-    )
-    return Wav2Vec2ConformerModel(config), {"input_values": torch.randn(1, 16000 * seconds)}
+    options = {"layerdrop": 0.0, "apply_spec_augment": False, "position_embeddings_type": "rotary"}
+    inputs = waveform(seconds)
+    return make("Wav2Vec2ConformerModel", "Wav2Vec2ConformerConfig", inputs, num_hidden_layers=2, **options)
 
 
 def conformer(seconds: int, kind: str) -> Made:
@@ -319,4 +316,13 @@ MODELS: dict[str, Callable[[], Made]] = {
     "Parakeet, 60 s": lambda: parakeet(60),
     "gpt-oss (narrow), 512 tokens": lambda: gpt_oss(512),
     "gpt-oss (narrow), 2048 tokens": lambda: gpt_oss(2048),
+    "timm's Swin-T, 2 × 224²": lambda: timm("swin_tiny_patch4_window7_224", 2, 224),
+    "timm's Swin v2-T, 2 × 256²": lambda: timm("swinv2_tiny_window8_256", 2, 256),
+    "timm's Swin v2 CR-T, 2 × 224²": lambda: timm("swinv2_cr_tiny_224", 2, 224),
+    "timm's BEiT-B, 224²": lambda: timm("beit_base_patch16_224", 1, 224),
+    "timm's ViT-S with relative positions, 2 × 224²": lambda: timm("vit_relpos_small_patch16_224", 2, 224),
+    "timm's MaxViT-T, 224²": lambda: timm("maxvit_tiny_tf_224", 1, 224),
+    "timm's CoAtNet-0, 224²": lambda: timm("coatnet_0_rw_224", 1, 224),
+    "timm's GCViT-T, 224²": lambda: timm("gcvit_tiny", 1, 224),
+    "timm's SAM-B, 512²": lambda: timm("samvit_base_patch16", 1, 512, img_size=512),
 }

@@ -7,6 +7,7 @@ Peers share the encoding's parameters, so that their gradients can be compared t
 from __future__ import annotations
 
 import importlib.metadata
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -100,15 +101,19 @@ def dense_bias(problem: Problem) -> Tensor:
     plan = problem.plan()
     distance = plan.positions.distance(problem.q.device)
     distances = torch.cat([distance[:, 0].flip(0), distance[0, 1:]])
-    total = torch.zeros((), device=distances.device)
-    for lookup in plan.lookups:
-        assert lookup.bias is not None
-        total = total + lookup.bias.float()[:, lookup.index.lookup(distances)]
-    if plan.slopes is not None:
-        total = total - plan.slopes[:, None] * distances.abs()
+    total = bias_by_distance(plan, distances)
+    assert total is not None
     if problem.case.workload.causal:
         total = total.masked_fill(distances > 0, float("-inf"))
     return total.unfold(1, distance.shape[1], 1).to(problem.q.dtype).flip(1)
+
+
+def bias_by_distance(plan: Plan, distances: Tensor) -> Tensor | None:
+    """[H, n]: what the plan adds to a score at each distance, whatever the content; None if it adds nothing."""
+    parts = [lookup.bias[:, lookup.index.lookup(distances)] for lookup in plan.lookups if lookup.bias is not None]
+    if plan.slopes is not None:
+        parts.append(-plan.slopes[:, None] * distances.abs())
+    return sum(parts[1:], parts[0]) if parts else None
 
 
 BIASES = ("t5", "clipped", "alibi")
@@ -260,21 +265,17 @@ def score_function(plan: Plan, q: Tensor, k: Tensor, copies: int):
     """The plan's terms as FlexAttention's score_mod(score, b, h, i, j); None if it has none."""
     length = q.shape[2]
     scale = scale_of(plan) or q.shape[3] ** -0.5
-    steps = torch.arange(1 - length, length, device=q.device)
-    parts = []
-
-    def by_distance(table: Tensor):
-        """table [H, 2L - 1]"""
-        if copies == 1:
-            return lambda b, h, i, j: table[h, j - i + (length - 1)]
+    plan = plan.fold_query_shifts(q)
+    parts: list[Callable] = []
+    table = bias_by_distance(plan, torch.arange(1 - length, length, device=q.device))
+    if table is not None and copies == 1:
+        parts.append(lambda b, h, i, j: table[h, j - i + (length - 1)])
+    elif table is not None:
         many = table[:, None].expand(-1, copies, -1).contiguous()
-        return lambda b, h, i, j: many[h, i % copies, j - i + (length - 1)]
-
-    for lookup in plan.fold_query_shifts(q).lookups:
+        parts.append(lambda b, h, i, j: many[h, i % copies, j - i + (length - 1)])
+    for lookup in plan.lookups:
         index = lookup.index
         lo, hi = index.lo, index.hi
-        if lookup.bias is not None:
-            parts.append(by_distance(lookup.bias[:, index.lookup(steps)]))
         if lookup.dot_query is not None:
             states = q if lookup.states is None else lookup.states
             wide = lookup.dot_query[:, index.lookup(index.distances_on(q.device))].to(q.dtype)
@@ -284,8 +285,6 @@ def score_function(plan: Plan, q: Tensor, k: Tensor, copies: int):
             wide = lookup.dot_key[:, index.lookup(index.distances_on(q.device))].to(q.dtype)
             columns = (k @ wide.transpose(-1, -2)) * scale
             parts.append(lambda b, h, i, j, rows=columns, lo=lo, hi=hi: rows[b, h, j, (j - i).clamp(lo, hi) - lo])
-    if plan.slopes is not None:
-        parts.append(by_distance(-plan.slopes[:, None] * steps.abs()))
     if not parts:
         return None
 

@@ -195,18 +195,10 @@ def failure(error: Exception) -> str:
 
 
 def run(
-    workloads: Iterable[str],
-    lengths: Iterable[int],
-    names: Iterable[str],
-    *,
-    device: str = "cpu",
-    dtype: torch.dtype = torch.float32,
-    repeats: int = 5,
-    train: bool = True,
-    patience: float = 10.0,
-    tick: Callable[[str, float], None] = lambda text, done: None,
-    keep: Callable[[dict], None] = lambda result: None,
-) -> dict:
+    workloads: Iterable[str], lengths: Iterable[int], names: Iterable[str], *, device: str = "cpu",
+    dtype: torch.dtype = torch.float32, repeats: int = 5, train: bool = True, patience: float = 10.0,
+    tick: Callable[[str, float], None] = lambda text, done: None, keep: Callable[[dict], None] = lambda result: None,
+) -> dict:  # fmt: skip
     """{"machine", "versions", "when", "records": [{workload, peer, length, pass, seconds, ratio, ...} or {..., note}]}
 
     `tick` is called with a description and the finished share; `keep` with the result so far, after each workload.
@@ -220,14 +212,9 @@ def run(
     whole, done = sum(weights.values()), 0.0
     records: list[dict] = []
     result = {
-        "machine": machine(device),
-        "versions": versions,
-        "when": _now(),
-        "device": device,
-        "dtype": str(dtype).removeprefix("torch."),
-        "ceilings": ceilings,
-        "records": records,
-    }
+        "machine": machine(device), "versions": versions, "when": _now(), "device": device,
+        "dtype": str(dtype).removeprefix("torch."), "ceilings": ceilings, "records": records,
+    }  # fmt: skip
     for workload in chosen:
         states = {}
         kinds = ["forward"] + (["training"] if train and workload.queries is None else [])
@@ -358,15 +345,9 @@ def _release(device: str) -> None:
 
 def _record(case: Case, peer: str, kind: str, **more) -> dict:
     return {
-        "workload": case.workload.name,
-        "peer": peer,
-        "length": case.length,
-        "pass": kind,
-        "batch": case.batch,
-        "heads": case.heads,
-        "size": case.size,
-        **more,
-    }
+        "workload": case.workload.name, "peer": peer, "length": case.length, "pass": kind, "batch": case.batch,
+        "heads": case.heads, "size": case.size, **more,
+    }  # fmt: skip
 
 
 def _now() -> str:

@@ -89,6 +89,10 @@ def select(cells: Iterable[Cell], only: list[str] | None) -> list[Cell]:
     return chosen
 
 
+PASSES = {"forward": False, "step": True}
+"""The passes of a cell's name, and whether they train."""
+
+
 def take_part(cells: list[Cell], part: str | None) -> list[Cell]:
     """ "2/3": every third cell from the second on, so that long and short ones are shared evenly."""
     if part is None:
@@ -168,12 +172,11 @@ def _rounds(calls: dict[str, Call], clock: Clock, device: str, contest: Contest,
     enough = 0.002 if device == "cpu" else 0.003
     longest = 200 if clock != "host" else 30  # more would fill the queue of launches, and wait for the device
     inner = {name: contest.inner or max(1, min(longest, math.ceil(enough / max(rough[name], 1e-7)))) for name in calls}
-    if (
-        device != "cpu" and contest.inner is None
-    ):  # the first call of a round finds an idle device, which no call within a model does
+    if device != "cpu" and contest.inner is None:
+        # the first call of a round finds an idle device, which no call within a model does
         inner = {name: max(count, AT_LEAST) if rough[name] < 0.02 else count for name, count in inner.items()}
     a_round = sum(rough[name] * inner[name] for name in calls)
-    rounds = max(3, min(200 if device == "cpu" else 60, int(budget / max(a_round, 1e-6))))
+    rounds = max(3, min(200 if device == "cpu" else 40, int(budget / max(a_round, 1e-6))))
     taken: dict[str, list[float]] = {name: [] for name in calls}
     names = list(calls)
     gc.collect()
@@ -214,16 +217,11 @@ def _once(call: Call, clock: Clock, device: str, inner: int) -> float:
         for _ in range(inner):
             call()
         return (time.thread_time() - start) / inner
-    if clock != "host":
+    if clock != "host" or device == "cpu":
         return seconds(call, device, inner)
-    if device == "cuda":
-        torch.cuda.synchronize()
-    start = time.perf_counter()
-    for _ in range(inner):
-        call()
-    taken = (time.perf_counter() - start) / inner
-    if device == "cuda":
-        torch.cuda.synchronize()
+    torch.cuda.synchronize()
+    taken = seconds(call, "cpu", inner)
+    torch.cuda.synchronize()
     return taken
 
 
@@ -250,16 +248,9 @@ def warm(cell: Cell) -> None:
 
 # ---- all of them ---------------------------------------------------------------------------------------------------
 def run(
-    cells: list[Cell],
-    device: str,
-    path: Path,
-    *,
-    machine: dict[str, Any],
-    limit: float | None = None,
-    budget: float = 1.0,
-    missing: bool = False,
-    show: Callable[[str, float], None] = lambda line, done: None,
-) -> dict[str, Any]:
+    cells: list[Cell], device: str, path: Path, *, machine: dict[str, Any], limit: float | None = None,
+    budget: float = 1.0, missing: bool = False, show: Callable[[str, float], None] = lambda line, done: None,
+) -> dict[str, Any]:  # fmt: skip
     """Measure the cells one by one, writing each to `path`; results there of the same machine are kept.
 
     limit: seconds after which no further cell starts; the rest is listed under "not run" and keeps an earlier result with its date.
@@ -287,10 +278,8 @@ def run(
         try:
             record = measure(cell, device, budget)
         except Exception as error:
-            record = {
-                "failed": f"{type(error).__name__}: {_first_line(error)}",
-                "where": traceback.format_exc()[-1500:],
-            }
+            failed = f"{type(error).__name__}: {_first_line(error)}"
+            record = {"failed": failed, "where": traceback.format_exc()[-1500:]}
         record |= {"group": cell.group, "clock": cell.clock, "took": round(time.monotonic() - start, 2)}
         record["busy"] = round(others.share(), 2)
         known[cell.name] = record
@@ -376,9 +365,8 @@ def line(name: str, record: dict[str, Any]) -> str:
     best = f"{record['best']} {duration(record['others'][record['best']])}"
     text = f"{name:<44} {record['ratio']:5.2f}  {duration(record['ours'])}, {best}"
     if "floor" in record:
-        text += (
-            f", {'linear maps alone' if name.startswith('layer/') else 'without positions'} {duration(record['floor'])}"
-        )
+        what = "linear maps alone" if name.startswith("layer/") else "without positions"
+        text += f", {what} {duration(record['floor'])}"
     if "above_us" in record:
         text += f"; above it {record['above_us']:.0f} µs (goal {record['goal_us']:.0f})"
     return text + (f"  [{record['engine']}]" if "engine" in record else "")

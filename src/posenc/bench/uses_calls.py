@@ -19,9 +19,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from .. import Attention, Grid, Lookup, Plan, Positions, attend, create, explain, index
 from ..encodings.registry import causal_options
-from .uses import Cell, Contest
+from .uses import PASSES, Cell, Contest
 from .uses_by_hand import BY_HAND, Layer
-from .uses_layers import compare
+from .uses_layers import compare, low_precision
 
 BACKENDS = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
@@ -36,13 +36,11 @@ PER_HEAD = ("none", "rope", "alibi", "t5", "clipped", "shaw", "deberta", "transf
 
 def cells(device: str) -> Iterator[Cell]:
     for name in PER_HEAD:
-        for training in (False, True):
-            what = "step" if training else "forward"
+        for what, training in PASSES.items():
             make = partial(one_call, name, 16, 12, 128, 64, training, device)
             yield Cell(f"host/{name}/16x12x128x64/{what}", make, "host", HOST_GOALS[training])
     for name in PER_HEAD:
-        for training in (False, True):
-            what = "step" if training else "forward"
+        for what, training in PASSES.items():
             make = partial(one_call, name, 32, 12, 512, 64, training, device, "cudnn")
             yield Cell(f"call/{name}/32x12x512x64/{what}", make, "graph")
     for name in ("none", "rope", "t5"):
@@ -54,14 +52,9 @@ def cells(device: str) -> Iterator[Cell]:
             yield Cell(f"decode/{name}/{batch}x{keys}/python", make)
             yield Cell(f"decode/{name}/{batch}x{keys}/graph", make, "graph")
     for count, side, heads in ((4096, 7, 4), (1024, 16, 16), (512, 24, 8)):
-        for training in (False, True):
-            what = "step" if training else "forward"
+        for what, training in PASSES.items():
             make = partial(windows, count, side, heads, 32, training, device)
             yield Cell(f"windows/{count} of {side}x{side}/H{heads}/{what}", make)
-
-
-def low_precision(device: str) -> torch.dtype:
-    return torch.float32 if device == "cpu" else torch.bfloat16
 
 
 def make_encoding(name: str, heads: int, size: int, device: str, dtype: torch.dtype, causal: bool = False):
@@ -71,8 +64,10 @@ def make_encoding(name: str, heads: int, size: int, device: str, dtype: torch.dt
     return create(name, d_model=heads * size, heads=heads, head_dim=size, **options).to(device, dtype)
 
 
-def differentiable(*shape: int, device: str, dtype: torch.dtype, training: bool) -> Tensor:
-    return torch.randn(*shape, device=device, dtype=dtype).requires_grad_(training)
+def heads_of(*shape: int, device: str, training: bool) -> list[Tensor]:
+    """Random q, k and v."""
+    like = {"device": device, "dtype": low_precision(device)}
+    return [torch.randn(*shape, **like).requires_grad_(training) for _ in range(3)]  # type: ignore[call-overload]
 
 
 def plain_calls(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> dict[str, Callable[[], Tensor]]:
@@ -116,16 +111,11 @@ def timed_pass(call: Callable[[], Tensor], leaves: list[Tensor], g: Tensor | Non
 def one_call(
     name: str, batch: int, heads: int, length: int, size: int, training: bool, device: str, floor: str = "sdpa"
 ) -> Contest:
-    dtype = low_precision(device)
-    q, k, v = (
-        differentiable(batch, heads, length, size, device=device, dtype=dtype, training=training) for _ in range(3)
-    )
-    g = torch.randn_like(q) if training else None
+    q, k, v = heads_of(batch, heads, length, size, device=device, training=training)
+    g, dtype = torch.randn_like(q) if training else None, q.dtype
     causal = name in ("none", "rope", "alibi")
-    layer = Attention(heads * size, heads, encoding=make_encoding(name, heads, size, device, dtype), causal=causal).to(
-        device, dtype
-    )
-    encoding = layer.encoding
+    encoding = make_encoding(name, heads, size, device, dtype)
+    layer = Attention(heads * size, heads, encoding=encoding, causal=causal).to(device, dtype)
     leaves = [q, k, v, *encoding.parameters()]
 
     def plan() -> Plan:
@@ -264,9 +254,7 @@ def windows(count: int, side: int, heads: int, size: int, training: bool, device
     """Swin's windows: a table over the grid of row and column distances."""
     dtype, length = low_precision(device), side * side
     torch.manual_seed(2)
-    q, k, v = (
-        differentiable(count, heads, length, size, device=device, dtype=dtype, training=training) for _ in range(3)
-    )
+    q, k, v = heads_of(count, heads, length, size, device=device, training=training)
     g = torch.randn_like(q) if training else None
     rows, columns = torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij")
     coordinates = torch.stack((rows.flatten(), columns.flatten()), -1).to(device)
@@ -316,6 +304,4 @@ def windows(count: int, side: int, heads: int, size: int, training: bool, device
     call, others = timed_pass(ours, leaves, g), {"dense bias + sdpa": timed_pass(dense, leaves, g)}
     if training:
         others["bias by embedding + sdpa"] = timed_pass(by_embedding, leaves, g)
-    return Contest(
-        call, others, check, engine=lambda: explain(q, k, v, plan()).engine,
-    )  # fmt: skip
+    return Contest(call, others, check, engine=lambda: explain(q, k, v, plan()).engine)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .. import Attention, KVCache, Positions, explain
-from .uses import OURS, Cell, Contest
+from .uses import OURS, PASSES, Cell, Contest
 from .uses_by_hand import BY_HAND, CAUSAL, Layer
 
 D_MODEL, HEADS = 512, 8
@@ -25,18 +25,22 @@ DECODED = 16
 ALLOWED = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
 
 
-def cells(device: str, sizes=SIZES, encodings=tuple(BY_HAND), past: int = PAST, dtype=None) -> Iterator[Cell]:
-    dtype = dtype or (torch.float32 if device == "cpu" else torch.bfloat16)
+def low_precision(device: str) -> torch.dtype:
+    return torch.float32 if device == "cpu" else torch.bfloat16
+
+
+def cells(device: str, sizes=SIZES, encodings=tuple(BY_HAND)) -> Iterator[Cell]:
+    dtype = low_precision(device)
     for name in encodings:
         for batch, length in sizes:
-            for training in (False, True):
-                what = f"layer/{name}/{batch}x{length}/{'step' if training else 'forward'}"
-                yield Cell(what, partial(whole_text, name, batch, length, training, device, dtype))
-        yield Cell(f"layer/{name}/1 after {past}/token", partial(one_token, name, past, device, dtype))
+            for what, training in PASSES.items():
+                make = partial(whole_text, name, batch, length, training, device, dtype)
+                yield Cell(f"layer/{name}/{batch}x{length}/{what}", make)
+        yield Cell(f"layer/{name}/1 after {PAST}/token", partial(one_token, name, PAST, device, dtype))
     if device == "cpu":
         for name in ("none", "rope", "alibi", "t5"):
-            what = f"layer/{name}/1 after {LONG_PAST}/token"
-            yield Cell(what, partial(one_token, name, LONG_PAST, device, dtype, longest=LONG_PAST + 2 * DECODED))
+            make = partial(one_token, name, LONG_PAST, device, dtype, longest=LONG_PAST + 2 * DECODED)
+            yield Cell(f"layer/{name}/1 after {LONG_PAST}/token", make)
 
 
 PADDED = ("none", "learned", "rope", "alibi", "t5", "shaw")
@@ -58,21 +62,22 @@ LAYER_OPTIONS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def masked_cells(device: str, sizes=SIZES, past: int = PAST) -> Iterator[Cell]:
+def masked_cells(device: str) -> Iterator[Cell]:
     """Padding, packed documents, windows, grouped queries; a batch of texts that continue, padded on the left; a few tokens at once. On a
     CPU also cross-attention, dropout, autocast."""
-    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    dtype = low_precision(device)
     further = ON_CPU if device == "cpu" else {}
-    for use, (encodings, lengths) in {"padded": (PADDED, sizes), **OTHER_USES, **further}.items():
+    for use, (encodings, lengths) in {"padded": (PADDED, SIZES), **OTHER_USES, **further}.items():
         for name in encodings:
             for batch, length in lengths:
-                for training in (True,) if use == "dropout" else (False, True):
-                    what = f"masked/{name}, {use}/{batch}x{length}/{'step' if training else 'forward'}"
-                    yield Cell(what, partial(whole_text, name, batch, length, training, device, dtype, use))
+                for what, training in PASSES.items():
+                    if training or use != "dropout":
+                        make = partial(whole_text, name, batch, length, training, device, dtype, use)
+                        yield Cell(f"masked/{name}, {use}/{batch}x{length}/{what}", make)
     for name in ("none", "rope", "alibi", "t5"):
-        what = f"masked/{name}, padded/8 after {past}/token"
-        yield Cell(what, partial(one_token, name, past, device, dtype, 8, 1, True))
-        yield Cell(f"masked/{name}, 4 tokens/1 after {past}/token", partial(one_token, name, past, device, dtype, 1, 4))
+        padded = partial(one_token, name, PAST, device, dtype, 8, 1, True)
+        yield Cell(f"masked/{name}, padded/8 after {PAST}/token", padded)
+        yield Cell(f"masked/{name}, 4 tokens/1 after {PAST}/token", partial(one_token, name, PAST, device, dtype, 1, 4))
 
 
 def token_masks(use: str, batch: int, length: int, device: str) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .uses import OURS, Cell, Contest, Measured
+from .uses import OURS, PASSES, Cell, Contest, Measured
 from .uses_layers import DECODED, PAST, SIZES, difference, token_masks
 
 FLOAT32 = 1e-4
@@ -36,9 +36,9 @@ def cells(device: str, sizes=SIZES) -> Iterator[Cell]:
     if device == "cpu":
         for name in ("t5", "deberta", "bloom"):
             for batch, length in sizes:
-                for training in (False, True):
-                    what = f"model/{name}/{batch}x{length}/{'step' if training else 'forward'}"
-                    yield Cell(what, partial(one_pass, name, 2, batch, length, training, device, False))
+                for what, training in PASSES.items():
+                    make = partial(one_pass, name, 2, batch, length, training, device, False)
+                    yield Cell(f"model/{name}/{batch}x{length}/{what}", make)
         for name in ("bloom", "llama"):
             yield Cell(f"model/{name}/1 after {PAST}/token", partial(one_token, name, PAST, device))
         for name, lengths in {
@@ -46,22 +46,22 @@ def cells(device: str, sizes=SIZES) -> Iterator[Cell]:
             "llama": ((1, 16), (8, 64)),
         }.items():
             for batch, length in lengths:
-                for training in (False, True):
-                    what = f"model/{name}, padded/{batch}x{length}/{'step' if training else 'forward'}"
-                    yield Cell(what, partial(one_pass, name, 2, batch, length, training, device, False, True))
-        for training in (False, True):
-            what = f"model/t5 with decoder/8x64/{'step' if training else 'forward'}"
-            yield Cell(what, partial(one_pass, "t5-generate", 2, 8, 64, training, device, False))
+                for what, training in PASSES.items():
+                    make = partial(one_pass, name, 2, batch, length, training, device, False, True)
+                    yield Cell(f"model/{name}, padded/{batch}x{length}/{what}", make)
+        for what, training in PASSES.items():
+            make = partial(one_pass, "t5-generate", 2, 8, 64, training, device, False)
+            yield Cell(f"model/t5 with decoder/8x64/{what}", make)
         yield Cell("generate/t5, 2 layers/1x64/16 tokens", partial(generate, 1, 64, device, 16, 2))
         return
     for name in ("t5", "deberta"):
         for batch, length in GPU_SIZES:
-            for training in (True, False):
-                what = f"model/{name}-base/{batch}x{length}/{'step' if training else 'forward'}"
-                yield Cell(what, partial(one_pass, name, 12, batch, length, training, device, False))
-        for training in (True, False):
-            what = f"model/{name}-base, padded/64x128/{'step' if training else 'forward'}"
-            yield Cell(what, partial(one_pass, name, 12, 64, 128, training, device, False, True))
+            for what, training in reversed(PASSES.items()):
+                make = partial(one_pass, name, 12, batch, length, training, device, False)
+                yield Cell(f"model/{name}-base/{batch}x{length}/{what}", make)
+        for what, training in reversed(PASSES.items()):
+            make = partial(one_pass, name, 12, 64, 128, training, device, False, True)
+            yield Cell(f"model/{name}-base, padded/64x128/{what}", make)
     for batch, length in ((8, 512), (1, 128)):
         yield Cell(f"generate/t5-base/{batch}x{length}/32 tokens", partial(generate, batch, length, device))
     yield Cell("lengths/deberta-base/25 batches/longest step", partial(changing_lengths, device))
@@ -70,9 +70,9 @@ def cells(device: str, sizes=SIZES) -> Iterator[Cell]:
 def compiled_cells(device: str) -> Iterator[Cell]:
     for batch, length in GPU_SIZES:
         for name in ("t5", "deberta"):
-            for training in (False, True):
-                what = f"compiled/{name}, 2 layers/{batch}x{length}/{'step' if training else 'forward'}"
-                yield Cell(what, partial(one_pass, name, 2, batch, length, training, device, True))
+            for what, training in PASSES.items():
+                make = partial(one_pass, name, 2, batch, length, training, device, True)
+                yield Cell(f"compiled/{name}, 2 layers/{batch}x{length}/{what}", make)
 
 
 # ---- models --------------------------------------------------------------------------------------------------------
@@ -83,7 +83,7 @@ class Models(NamedTuple):
     allowed: float
 
 
-def make(name: str, layers: int, device: str) -> Any:
+def make_model(name: str, layers: int, device: str) -> Any:
     from . import models
 
     torch.manual_seed(0)
@@ -112,7 +112,7 @@ def both(name: str, layers: int, device: str) -> Models:
     """A model and its accelerated copy, compared."""
     from .. import hf
 
-    theirs = make(name, layers, device).eval()
+    theirs = make_model(name, layers, device).eval()
     few = {"input_ids": tokens(2, 160, device)}
     if name == "t5-generate":
         few["decoder_input_ids"] = tokens(2, 16, device)
@@ -158,25 +158,18 @@ def one_pass(
 
     def check() -> tuple[float, float]:
         """The models are compared already; of compiled ones and of padded texts these results too."""
-        if padded:
-            for model in (models.ours, models.theirs):
-                model.eval()
-            real = given["attention_mask"].bool()
-            error = difference([forward(models.ours)[real]], [forward(models.theirs)[real]])
-            for model in (models.ours, models.theirs):
-                model.train(training)
-            return max(models.error, error if device == "cpu" else error / 2), models.allowed
-        if not compiled:
+        if not (padded or compiled):
             return models.error, models.allowed
         for model in (models.ours, models.theirs):
             model.eval()
-        plain = forward(models.theirs)
+        real = given["attention_mask"].bool() if padded else ...
+        theirs = forward(models.theirs)[real]
         torch._dynamo.utils.counters.clear()
-        run = torch.compile(models.ours, dynamic=False)
-        error = difference([forward(run)], [plain])
+        run = torch.compile(models.ours, dynamic=False) if compiled else models.ours
+        error = difference([forward(run)[real]], [theirs])
         for model in (models.ours, models.theirs):
             model.train(training)
-        return max(models.error, error / 2) if device != "cpu" else error, models.allowed
+        return max(models.error, error if device == "cpu" else error / 2), models.allowed
 
     def graphs() -> str:
         """Of our model, compiled by `check`; breaks would make it slow."""
@@ -254,18 +247,20 @@ def step_through_lengths(device: str, layers: int = 12, lengths=LENGTHS, batch: 
     result: dict[str, Any] = {"longest": {}, "first": {}, "median": {}, "error": models.error}
     for who, model in ((THEIRS, models.theirs), (OURS, models.ours)):
         model.train()
-        taken = []
-        for length in lengths:
-            ids = tokens(batch, length, device)
-            start = time.perf_counter()
-            model(input_ids=ids).last_hidden_state.float().square().mean().backward()
-            model.zero_grad(set_to_none=True)
-            if device == "cuda":
-                torch.cuda.synchronize()
-            taken.append(time.perf_counter() - start)
+        taken = [time_step(model, tokens(batch, length, device)) for length in lengths]
         result["first"][who], result["longest"][who] = taken[0], max(taken[1:])
         result["median"][who] = sorted(taken)[len(taken) // 2]
     return result
+
+
+def time_step(model: Any, ids: Tensor) -> float:
+    """Seconds of one training step."""
+    began = time.perf_counter()
+    model(input_ids=ids).last_hidden_state.float().square().mean().backward()
+    model.zero_grad(set_to_none=True)
+    if ids.is_cuda:
+        torch.cuda.synchronize()
+    return time.perf_counter() - began
 
 
 # ---- cold start ---------------------------------------------------------------------------------------------------------
@@ -273,19 +268,13 @@ def cold_start(name: str, warm: bool, device: str) -> dict[str, Any]:
     """Seconds of the first training step of an accelerated model in this process, and of the second; `warm`: after warm_up."""
     from .. import hf, warm_up
 
-    model, ids = hf.accelerate(make(name, 12, device).to(torch.bfloat16)).train(), tokens(16, 128, device)
+    model, ids = hf.accelerate(make_model(name, 12, device).to(torch.bfloat16)).train(), tokens(16, 128, device)
     found: dict[str, Any] = {"model": name, "warm_up": None}
     if warm:
         began = time.perf_counter()
         kernels = warm_up(model, input_ids=ids, progress=False)
         found |= {"warm_up": time.perf_counter() - began, "kernels": dict(kernels)}
-    for step in ("first", "second"):
-        began = time.perf_counter()
-        model(input_ids=ids).last_hidden_state.float().square().mean().backward()
-        if device == "cuda":
-            torch.cuda.synchronize()
-        found[step] = time.perf_counter() - began
-    return found
+    return found | {step: time_step(model, ids) for step in ("first", "second")}
 
 
 def cold_starts(device: str) -> None:

@@ -16,7 +16,7 @@ from .measure import machine
 
 LIMITS = {"cpu": None, "cuda": 450.0}
 """Seconds after which no cell starts, unless --seconds says otherwise."""
-BUDGETS = {"cpu": 0.4, "cuda": 0.4}
+BUDGETS = {"cpu": 0.4, "cuda": 0.3}
 """Seconds of timing for a cell."""
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..core import checks, formulas
+from ..core.options import require_choice
 from . import terminal
 
 if TYPE_CHECKING:
@@ -245,14 +246,8 @@ def tempered(options: Options) -> list[str]:
     alpha, floor = options.number("alpha", 0.1), options.number("floor", 8192.0)
     form, columns = options.get("form", "llama4"), 120
     at = [16 * floor * n / columns for n in range(columns + 1)]
-    growth = {
-        "llama4": lambda i: math.log1p((i + 1) // floor),
-        "ministral3": lambda i: math.log1p(i // floor),
-        "log": lambda i: math.log(max((i + 1) / floor, 1.0)),
-    }
-    if form not in growth:
-        raise ValueError(f"form must be one of {', '.join(growth)}, got {form!r}")
-    curve = {f"{form}, alpha={alpha:g}, floor={floor:g}": [1 + alpha * growth[form](i) for i in at]}
+    require_choice("form", form, ("llama4", "ministral3", "log"))
+    curve = {f"{form}, alpha={alpha:g}, floor={floor:g}": [formulas.temperature(i, alpha, floor, form) for i in at]}
     ends = ("position 0", "", f"{16 * floor:g}")
     return titled("Factor of a query's scores over its position:", terminal.chart(curve, ends, low=1.0, rows=8))
 
@@ -272,7 +267,7 @@ def continuous_bias(options: Options) -> list[str]:
     pretrained = options.get("pretrained", (rows, columns))
     scale = max(_grid(pretrained)[1] - 1, 1)
     x = range(1 - columns, columns)
-    curve = [math.copysign(math.log2(1 + 8 * abs(d) / scale) / 3, d) if d else 0.0 for d in x]
+    curve = [formulas.log_coordinate(d / scale) for d in x]
     return titled(
         "The network's input over the difference of columns, sign(x) log2(1 + 8|x| / (W - 1)) / 3:",
         terminal.chart({"": curve}, (f"{1 - columns}", "0", f"{columns - 1}"), rows=9),
@@ -321,12 +316,10 @@ def fox(options: Options) -> list[str]:
 
 def kerple(options: Options) -> list[str]:
     reach, form = 512, options.get("form", "log")
-    if form not in ("log", "power"):
-        raise ValueError(f"form must be log or power, got {form!r}")
+    require_choice("form", form, ("log", "power"))
     curves = {}
-    for a, p in ((0.1, 0.5), (0.5, 1.0), (1.0, 1.5)):
-        curve = (-p * math.log1p(a * d) if form == "log" else -a * d ** (p / 2) for d in range(reach + 1))
-        curves[f"a = {a:g}, p = {p if form == 'log' else p / 2:g}"] = list(curve)
+    for a, p in ((0.1, 0.5), (0.5, 1.0), (1.0, 1.5)) if form == "log" else ((0.1, 0.25), (0.5, 0.5), (1.0, 0.75)):
+        curves[f"a = {a:g}, p = {p:g}"] = [formulas.kerple_bias(d, a, p, form) for d in range(reach + 1)]
     title = f"Bias over distance ({form}) for some a and p in the range of the start; each head learns its own:"
     return titled(title, terminal.chart(curves, ("distance 0", "", f"{reach}"), low=-14.0, high=0.0, rows=12))
 
@@ -335,7 +328,7 @@ def sandwich(options: Options) -> list[str]:
     heads, size = options.whole("heads", 8), options.whole("size", 128, 2)
     frequencies = formulas.sandwich_frequencies(size, options.number("base", 10000.0))
     factors, reach = formulas.sandwich_factors(heads), 512
-    sums = [sum(math.cos(d * w) - 1 for w in frequencies) for d in range(reach + 1)]
+    sums = [formulas.sandwich_sum(d, frequencies) for d in range(reach + 1)]
     selected = sorted({0, heads // 2, heads - 1})
     curves = {f"head {h + 1} of {heads}": [factors[h] * s for s in sums] for h in selected}
     return titled(
@@ -346,12 +339,11 @@ def sandwich(options: Options) -> list[str]:
 
 def fire(options: Options) -> list[str]:
     c, threshold, reach = options.number("c", 0.1), options.number("threshold", 512.0), 2048
-    phi = lambda x: math.log1p(abs(c * x))  # noqa: E731
+    phi = formulas.fire_scale
     curves = {
-        f"query at {i}": [phi(d) / phi(max(i, threshold)) if d <= i else float("nan") for d in range(reach + 1)]
+        f"query at {i}": [phi(d, c) / phi(max(i, threshold), c) if d <= i else 1.0 for d in range(reach + 1)]
         for i in (reach // 4, reach // 2, reach)
     }
-    curves = {name: [y for y in curve if y == y] + [1.0] * sum(y != y for y in curve) for name, curve in curves.items()}
     return titled(
         "What the network reads over distance, φ(i-j) / φ(max(i, T)): at most 1 for every query:",
         terminal.chart(curves, ("i-j = 0", "", f"{reach}"), low=0.0, high=1.0, rows=10),

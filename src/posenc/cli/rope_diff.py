@@ -185,16 +185,9 @@ def _report(a: ConfiguredRotation, b: ConfiguredRotation, facts, pairs: list[Dif
     )
     lines.append("")
     rows = [
-        (
-            str(d.pair),
-            f"{d.a:.6g}",
-            f"{d.b:.6g}",
-            f"{d.b / d.a:.4f}" if d.a else "–",
-            f"{d.phase:+.4g}",
-            f"{d.diverges_at:g}",
-        )
+        (str(d.pair), f"{d.a:.6g}", f"{d.b:.6g}", f"{d.b / d.a:.4f}" if d.a else "–", f"{d.phase:+.4g}", f"{d.diverges_at:g}")
         for d in pairs
-    ]
+    ]  # fmt: skip
     header = ("pair", "A", "B", "B / A", f"phase at {length - 1}", "0.1 rad at")
     lines += [*terminal.table(header, rows), ""]
     ratios = [y / x if x else 1.0 for x, y in zip(a.frequencies, b.frequencies, strict=False)]

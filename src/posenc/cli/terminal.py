@@ -109,13 +109,9 @@ _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 
 
 def chart(
-    curves: Mapping[str, Sequence[float]],
-    axis: tuple[str, str, str],
-    *,
-    low: float | None = None,
-    high: float | None = None,
-    rows: int = 9,
-) -> list[str]:
+    curves: Mapping[str, Sequence[float]], axis: tuple[str, str, str], *, low: float | None = None,
+    high: float | None = None, rows: int = 9,
+) -> list[str]:  # fmt: skip
     """Curves over one axis in braille dots (2 × 4 per character), each labelled at its right end.
 
     Every curve has one value per step of the axis; `axis` labels its left end, middle and right end.

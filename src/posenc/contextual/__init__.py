@@ -6,8 +6,8 @@
 
 A position that depends on all scores of a row is not a plan, so these are separate functions. All are causal; q
 [B, H, Lq, D] are the last of the Lk tokens of k and v [B, Hkv, Lk, D], so that a decoding step is a call with one query.
-`cope` and `stick_breaking` run on kernels of their own on a GPU and over blocks of queries elsewhere, `path` calls `attend`
-for halves of the text (products.py). None holds the scores of all pairs.
+They run on kernels of their own on a GPU; elsewhere `cope` and `stick_breaking` go over blocks of queries, and `path` calls
+`attend` for halves of the text (products.py). None holds the scores of all pairs.
 """
 
 from .counts import cope

@@ -63,7 +63,7 @@ def forward_kernel(
         v_tile = load_tile(v_ptr, v.l, n0, k_length, dv, DV, N, True)
         visible = visible_keys(tokens, b, i, j, k_length, 0)
         s, gates, _, _, _ = count_tile(q_tile, k_tile, visible, count, numbers, last, scale)
-        m_i, l_i, acc = accumulate(s, v_tile, m_i, l_i, acc)
+        m_i, l_i, acc = accumulate(s, v_tile, m_i, l_i, acc, "ieee")
         count += tl.sum(gates, 1)
         n0 -= N
     far = tl.load(numbers + n_counts - 1)
@@ -75,7 +75,7 @@ def forward_kernel(
         s = matmul(q_tile, tl.trans(k_tile)) * scale + far[:, None]
         if tokens.real is not None or tokens.ids is not None:
             s = tl.where(visible_keys(tokens, b, i, j, k_length, 0), s, NEG_INF)
-        m_i, l_i, acc = accumulate(s, v_tile, m_i, l_i, acc)
+        m_i, l_i, acc = accumulate(s, v_tile, m_i, l_i, acc, "ieee")
     empty = l_i == 0.0
     total = tl.where(empty, 1.0, l_i)
     store_rows(out, at, inside, dv, DV, acc / total[:, None])

@@ -63,7 +63,7 @@ def last_tile(stop, k_length, N: tl.constexpr):
 
 
 @triton.jit
-def accumulate(s, v_tile, m_i, l_i, acc, PRECISION: tl.constexpr = "ieee"):
+def accumulate(s, v_tile, m_i, l_i, acc, PRECISION: tl.constexpr):
     """The online softmax. PRECISION: of products of float32."""
     m_new = tl.maximum(m_i, tl.max(s, 1))
     top = tl.where(m_new == NEG_INF, 0.0, m_new)

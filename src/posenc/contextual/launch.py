@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
 from ..core.torch_modes import apply_function, is_exporting, transform_reason
 from ..engines import triton
-from ..engines.triton.device import is_traced
 
 
 def supports(q: Tensor, k: Tensor, v: Tensor, widest: int = triton.WIDEST) -> bool:
@@ -68,22 +69,35 @@ class _Contextual(torch.autograd.Function):
         return *(x.to(q.dtype) for x in (dq, dk, dv)), *(d_counts or [None]), None, None, None, None
 
 
-PATH_WIDEST = 128
-"""The product of a block's matrices is held whole, [D, D]."""
+def supports_path(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether PaTH's kernels run this call. They hold products of a block's matrices, [D, D], whole: a program of theirs needs the shared
+    memory of a Hopper or a data centre's Blackwell GPU."""
+    widest = 128 if q.dtype == torch.bfloat16 else 64
+    return supports(q, k, v, widest) and (not q.is_cuda or _shared_memory(q.device) >= PATH_MEMORY)
+
+
+PATH_MEMORY = 229376
+
+
+@cache
+def _shared_memory(device: torch.device) -> int:
+    return getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 0)
 
 
 def path(
     q: Tensor, k: Tensor, v: Tensor, w: Tensor, beta: Tensor, total: Tensor | None, real: Tensor | None, ids: Tensor | None, scale: float
 ) -> Tensor:  # fmt: skip
+    """beta [B, Hkv, L], total [B, H, L]: sums of log gates, float64."""
+    total = None if total is None else total.contiguous()
     return apply_function(_Path, q, k, v, w, beta.float().contiguous(), total, real, ids, scale)[0]
 
 
 class _Path(torch.autograd.Function):
     @staticmethod
     def forward(q, k, v, w, beta, total, real, ids, scale):
-        from .path_operators import OPERATORS, forward
+        from .path_operators import call, forward
 
-        return tuple((OPERATORS[forward] if is_traced(q) else forward)(q, k, v, w, beta, total, real, ids, scale))
+        return tuple(call(forward, q, q, k, v, w, beta, total, real, ids, scale))
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -95,12 +109,11 @@ class _Path(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, d_out, *_):
-        from .path_operators import OPERATORS, backward
+        from .path_operators import backward, call
 
         if d_out is None:
             return (None,) * 9
-        tensors, made = ctx.saved_tensors[:8], ctx.saved_tensors[8:]
-        function = OPERATORS[backward] if is_traced(d_out) else backward
-        grads = function(d_out.to(tensors[0].dtype), *tensors, list(made), ctx.scale)
+        q, *tensors = ctx.saved_tensors[:8]
+        grads = call(backward, q, d_out.to(q.dtype), q, *tensors, list(ctx.saved_tensors[8:]), ctx.scale)
         d_total = grads[5].double() if len(grads) > 5 else None
         return *grads[:5], d_total, None, None, None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -106,7 +108,7 @@ def _empty_gradients(q: Tensor, k: Tensor, v: Tensor, by_count: Tensor | None) -
     return [q.new_empty(q.shape, dtype=torch.float32), *(x.new_zeros(x.shape, dtype=torch.float32) for x in added)]
 
 
-OPERATORS = {f: define_operator(f"contextual_{f.__name__}", f) for f in (forward, backward)}
+OPERATORS: dict[Callable, Callable] = {f: define_operator(f"contextual_{f.__name__}", f) for f in (forward, backward)}
 
 
 def call(function, q: Tensor, *arguments):

@@ -7,7 +7,7 @@
 
         block 5 = 101₂    keys of block 4 by level 0, of blocks 0 .. 3 by level 2, its own by within_blocks
 
-    attend_backward_q, attend_backward_k, join_backward, within_backward         the same, backward
+    attend_backward_q, attend_backward_k, join_backward, within_backward_q, within_backward_k         the same, backward
 
 Tensors between kernels are contiguous, of whole blocks (blocks × 64 tokens) and BLOCK_D channels, zeros where there is no token or
 channel: a token without w has the identity as its matrix. `wholes` [B·Hkv, nodes, BLOCK_D, BLOCK_D]: level by level; node n of level l
@@ -25,7 +25,11 @@ from .kernel_parts import LOG2E, NEG_INF, accumulate, store_rows, visible_keys
 
 @triton.jit
 def product(a, b, PRECISION: tl.constexpr):
-    return tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision=PRECISION)
+    """a @ b in float32, of factors rounded to PRECISION."""
+    if PRECISION == "bf16":
+        return tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16))
+    else:
+        return tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision=PRECISION)
 
 
 @triton.jit
@@ -77,15 +81,20 @@ def within_blocks(
     """One block of one key head and its query heads. beta [B, Hkv, L], scores [B, H, blocks, N, N], q_moved, k_moved, inverses
     [B, Hkv, blocks, N, N]: float32."""
     bh, b, h, block, start, i, j, d = own_block(sizes, BLOCK_D, N)
-    k_tile, w_tile = load_block(k, b, h, start, sizes.length, d, D, N), load_block(w, b, h, start, sizes.length, d, D, N)
+    k_tile, w_tile = (
+        load_block(k, b, h, start, sizes.length, d, D, N),
+        load_block(w, b, h, start, sizes.length, d, D, N),
+    )
     overlap, scaled, inner, reach, inverse = solve_block(
         k_tile, w_tile, beta, None, bh, start, sizes.length, sizes.blocks, block, i, j, N, PRECISION
     )
     tl.store(at_block(inverses, bh, block, sizes, N, N), inverse)
     tl.store(at_block(k_moved, bh, block, sizes, N, BLOCK_D), k_tile - product(tl.trans(inner), w_tile, PRECISION))
     square = tl.arange(0, BLOCK_D)[:, None] * BLOCK_D + d[None, :]
-    tl.store(wholes + (bh * sizes.nodes + block) * BLOCK_D * BLOCK_D + square, product(tl.trans(w_tile), reach, PRECISION))
-    for g in range(sizes.group):
+    tl.store(
+        wholes + (bh * sizes.nodes + block) * BLOCK_D * BLOCK_D + square, product(tl.trans(w_tile), reach, PRECISION)
+    )
+    for g in tl.range(0, sizes.group, num_stages=1):
         q_tile = load_block(q, b, h * sizes.group + g, start, sizes.length, d, D, N)
         dots = tl.where(i >= j, product(q_tile, tl.trans(w_tile), PRECISION), 0.0)
         s = product(q_tile, tl.trans(k_tile), PRECISION) - product(dots, inner, PRECISION)
@@ -154,7 +163,7 @@ def move_to_cuts(
                 whole = load_square(wholes, bh * sizes.nodes + first + n + 1, rows, columns, BLOCK_D)
                 tile -= product(tile, tl.trans(whole), PRECISION)
         first += count
-    for g in range(sizes.group):
+    for g in tl.range(0, sizes.group, num_stages=1):
         row = bh * sizes.group + g
         tile, first = tl.load(at_block(q_moved, row, block, sizes, N, BLOCK_D)), 0
         for level in range(sizes.levels):
@@ -169,14 +178,13 @@ def move_to_cuts(
 
 
 @triton.jit
-def cut_scores(s, tokens, total, bh, b, i, j, anchor, length, scale, OWN: tl.constexpr):
-    """Scaled scores [queries i, keys j], -inf where a key is invisible. total: float64 sums of log gates, [B, H, L], taken from that of
-    token `anchor`, near both or between them. OWN: queries and keys are of one block."""
+def cut_scores(s, tokens, total, bh, b, i, j, length, scale, OWN: tl.constexpr):
+    """Scaled scores [queries i, keys j], -inf where a key is invisible. total: float64 sums of log gates, [B, H, L], subtracted before they
+    are rounded. OWN: queries and keys are of one block."""
     if total is not None:
-        near = tl.load(total + bh * length + anchor)
-        of_q = (tl.load(total + bh * length + i, mask=i < length, other=0.0) - near).to(tl.float32)
-        of_k = (tl.load(total + bh * length + j, mask=j < length, other=0.0) - near).to(tl.float32)
-        s += of_q[:, None] - of_k[None, :]
+        of_q = tl.load(total + bh * length + i, mask=i < length, other=0.0)
+        of_k = tl.load(total + bh * length + j, mask=j < length, other=0.0)
+        s += (of_q[:, None] - of_k[None, :]).to(tl.float32)
     s *= scale
     if OWN or tokens.real is not None or tokens.ids is not None:
         s = tl.where(visible_keys(tokens, b, i, j, length, 0), s, NEG_INF)
@@ -184,25 +192,32 @@ def cut_scores(s, tokens, total, bh, b, i, j, anchor, length, scale, OWN: tl.con
 
 
 @triton.jit
+def own_queries(sizes, N: tl.constexpr):
+    """This program's row of [B · H], batch row, head, row of [B · Hkv] and block of queries, the longest rows first; the first of them, all of
+    them, and their numbers in [B, H, L]."""
+    pid = tl.program_id(0)
+    bh, block = (pid // sizes.blocks).to(tl.int64), sizes.blocks - 1 - pid % sizes.blocks
+    i = block * N + tl.arange(0, N)
+    return (
+        bh, bh // sizes.heads, bh % sizes.heads, bh // sizes.group, block, block * N, i, bh * sizes.length + tl.minimum(i, sizes.length - 1)
+    )  # fmt: skip
+
+
+@triton.jit
 def attend(
     scores, q_cuts, k_cuts, v, tokens, total, out, lse, scale, sizes,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One block of queries of one head, the longest rows first. out [B, H, L, DV], lse [B, H, L] float32."""
-    pid = tl.program_id(0)
-    bh, block = (pid // sizes.blocks).to(tl.int64), sizes.blocks - 1 - pid % sizes.blocks
-    b, h = bh // sizes.heads, bh % sizes.heads
-    t, d, dv = tl.arange(0, N), tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
-    start = block * N
-    i = start + t
+    """One block of queries of one head. out [B, H, L, DV], lse [B, H, L] float32."""
+    bh, b, h, kv, block, start, i, at = own_queries(sizes, N)
+    dv = tl.arange(0, BLOCK_DV)
     v_ptr = v.ptr + b * v.b + h // sizes.group * v.h
     m_i, l_i = tl.full([N], NEG_INF, tl.float32), tl.zeros([N], tl.float32)
     acc = tl.zeros([N, BLOCK_DV], tl.float32)
     s = tl.load(at_block(scores, bh, block, sizes, N, N))
-    s = cut_scores(s, tokens, total, bh, b, i, i, start, sizes.length, scale, True)
+    s = cut_scores(s, tokens, total, bh, b, i, i, sizes.length, scale, True)
     v_tile = load_tile(v_ptr, v.l, start, sizes.length, dv, DV, N, True)
     m_i, l_i, acc = accumulate(s, v_tile, m_i, l_i, acc, PRECISION)
-    kv = b * (sizes.heads // sizes.group) + h // sizes.group
     for level in range(sizes.levels):
         n = block >> level
         if n % 2 == 1:
@@ -210,15 +225,14 @@ def attend(
             left = (n - 1) << level
             for step_k in range((n << level) - left):
                 block_k = left + step_k
-                j = block_k * N + t
+                j = block_k * N + tl.arange(0, N)
                 k_tile = tl.load(at_block(k_cuts, level * sizes.rows_k + kv, block_k, sizes, N, BLOCK_D))
                 v_tile = load_tile(v_ptr, v.l, block_k * N, sizes.length, dv, DV, N, False)
                 s = tl.dot(q_tile, tl.trans(k_tile), input_precision=PRECISION)
-                s = cut_scores(s, tokens, total, bh, b, i, j, block_k * N + N - 1, sizes.length, scale, False)
+                s = cut_scores(s, tokens, total, bh, b, i, j, sizes.length, scale, False)
                 m_i, l_i, acc = accumulate(s, v_tile, m_i, l_i, acc, PRECISION)
     empty = l_i == 0.0
     sum_i = tl.where(empty, 1.0, l_i)
-    at = bh * sizes.length + tl.minimum(i, sizes.length - 1)
     store_rows(out, at, i < sizes.length, dv, DV, acc / sum_i[:, None])
     # +inf for a fully masked query: its probabilities are zero in the backward pass
     tl.store(lse + at, tl.where(empty, float("inf"), m_i + tl.log(sum_i)), mask=i < sizes.length)
@@ -230,20 +244,16 @@ def attend_backward_q(
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One block of queries of one head, from the last cut to the block itself: d_scores, dq_moved, delta stored, d_wholes added to."""
-    pid = tl.program_id(0)
-    bh, block = (pid // sizes.blocks).to(tl.int64), sizes.blocks - 1 - pid % sizes.blocks
-    b, h = bh // sizes.heads, bh % sizes.heads
-    t, d, dv = tl.arange(0, N), tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
-    start = block * N
-    i = start + t
-    at = bh * sizes.length + tl.minimum(i, sizes.length - 1)
+    bh, b, h, kv, block, start, i, at = own_queries(sizes, N)
+    d, dv = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
     v_ptr = v.ptr + b * v.b + h // sizes.group * v.h
     do_tile = load_tile(d_out.ptr + b * d_out.b + h * d_out.h, d_out.l, start, sizes.length, dv, DV, N, True)
-    out_tile = tl.load(out + at[:, None] * DV + dv[None, :], mask=(i < sizes.length)[:, None] & (dv < DV)[None, :], other=0.0)
+    out_tile = tl.load(
+        out + at[:, None] * DV + dv[None, :], mask=(i < sizes.length)[:, None] & (dv < DV)[None, :], other=0.0
+    )
     delta_i = tl.sum(do_tile.to(tl.float32) * out_tile.to(tl.float32), 1)
     tl.store(delta + at, delta_i, mask=i < sizes.length)
     lse_i = tl.load(lse + at, mask=i < sizes.length, other=float("inf"))
-    kv = b * (sizes.heads // sizes.group) + h // sizes.group
     square = tl.arange(0, BLOCK_D)[:, None] * BLOCK_D + d[None, :]
     dq = tl.zeros([N, BLOCK_D], tl.float32)
     first = first_node(sizes.levels, sizes.blocks)
@@ -260,17 +270,17 @@ def attend_backward_q(
             left = (n - 1) << level
             for step_k in range((n << level) - left):
                 block_k = left + step_k
-                j = block_k * N + t
+                j = block_k * N + tl.arange(0, N)
                 k_tile = tl.load(at_block(k_cuts, level * sizes.rows_k + kv, block_k, sizes, N, BLOCK_D))
                 v_tile = load_tile(v_ptr, v.l, block_k * N, sizes.length, dv, DV, N, False)
                 s = tl.dot(q_tile, tl.trans(k_tile), input_precision=PRECISION)
-                s = cut_scores(s, tokens, total, bh, b, i, j, block_k * N + N - 1, sizes.length, scale, False)
+                s = cut_scores(s, tokens, total, bh, b, i, j, sizes.length, scale, False)
                 dp = tl.dot(do_tile, tl.trans(v_tile), input_precision=PRECISION)
                 ds = tl.exp2((s - lse_i[:, None]) * LOG2E) * (dp - delta_i[:, None]) * scale
                 dq = tl.dot(ds.to(k_tile.dtype), k_tile, dq, input_precision=PRECISION)
     tl.store(at_block(dq_moved, bh, block, sizes, N, BLOCK_D), dq)
     s = tl.load(at_block(scores, bh, block, sizes, N, N))
-    s = cut_scores(s, tokens, total, bh, b, i, i, start, sizes.length, scale, True)
+    s = cut_scores(s, tokens, total, bh, b, i, i, sizes.length, scale, True)
     v_tile = load_tile(v_ptr, v.l, start, sizes.length, dv, DV, N, True)
     dp = tl.dot(do_tile, tl.trans(v_tile), input_precision=PRECISION)
     ds = tl.exp2((s - lse_i[:, None]) * LOG2E) * (dp - delta_i[:, None]) * scale
@@ -305,7 +315,7 @@ def attend_backward_k(
                 node = (kv * sizes.nodes + first + n + 1) * BLOCK_D * BLOCK_D
                 tl.atomic_add(d_wholes + node + square, -product(tl.trans(dk), k_tile, PRECISION), sem="relaxed")
                 dk -= product(dk, tl.load(wholes + node + square), PRECISION)
-            for g in range(sizes.group):
+            for g in tl.range(0, sizes.group, num_stages=1):
                 bh = kv * sizes.group + g
                 sums = tl.zeros([N], tl.float32)
                 right = (n + 1) << level
@@ -314,7 +324,7 @@ def attend_backward_k(
                     i = block_q * N + t
                     q_tile = tl.load(at_block(q_cuts, level * sizes.rows_q + bh, block_q, sizes, N, BLOCK_D))
                     s = tl.dot(q_tile, tl.trans(k_tile), input_precision=PRECISION)
-                    s = cut_scores(s, tokens, total, bh, b, i, j, start + N - 1, sizes.length, scale, False)
+                    s = cut_scores(s, tokens, total, bh, b, i, j, sizes.length, scale, False)
                     ds, dv_tile = key_gradients(
                         s, v_tile, d_out, lse, delta, dv_tile, bh, b, h + g, block_q * N, sizes.length, scale, dv, DV, N, PRECISION
                     )  # fmt: skip
@@ -323,10 +333,10 @@ def attend_backward_k(
                 if d_total is not None:
                     tl.atomic_add(d_total + bh * sizes.length + j, -sums, mask=j < sizes.length, sem="relaxed")
     tl.store(at_block(dk_moved, kv, block, sizes, N, BLOCK_D), dk)
-    for g in range(sizes.group):
+    for g in tl.range(0, sizes.group, num_stages=1):
         bh = kv * sizes.group + g
         s = tl.load(at_block(scores, bh, block, sizes, N, N))
-        s = cut_scores(s, tokens, total, bh, b, j, j, start, sizes.length, scale, True)
+        s = cut_scores(s, tokens, total, bh, b, j, j, sizes.length, scale, True)
         ds, dv_tile = key_gradients(
             s, v_tile, d_out, lse, delta, dv_tile, bh, b, h + g, start, sizes.length, scale, dv, DV, N, PRECISION
         )
@@ -351,45 +361,55 @@ def key_gradients(
 
 
 @triton.jit(do_not_specialize=["level", "blocks", "nodes"])
-def join_backward(wholes, d_wholes, level, blocks, nodes, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr):
-    """The gradients of two nodes, with what one of `level`, above them, adds to them."""
+def join_backward(
+    wholes, d_wholes, level, blocks, nodes, BLOCK_D: tl.constexpr, PART: tl.constexpr, PRECISION: tl.constexpr
+):
+    """What the gradient of a node of `level` adds to those of the two below it: PART columns of the left one's, or rows of the right one's."""
+    parts: tl.constexpr = BLOCK_D // PART
     count = blocks >> level
     pid = tl.program_id(0)
-    n = pid % count
+    part = pid % parts * PART + tl.arange(0, PART)
+    is_right = pid // parts % 2
+    number = pid // (2 * parts)
+    below = (number // count).to(tl.int64) * nodes + first_node(level - 1, blocks)
+    n = number % count
+    left, given = below + 2 * n, below + (blocks >> (level - 1)) + n
     d = tl.arange(0, BLOCK_D)
-    rows, columns = d[:, None], d[None, :]
-    below = (pid // count).to(tl.int64) * nodes + first_node(level - 1, blocks)
-    left = load_square(wholes, below + 2 * n, rows, columns, BLOCK_D)
-    right = load_square(wholes, below + 2 * n + 1, rows, columns, BLOCK_D)
-    given = load_square(d_wholes, below + (blocks >> (level - 1)) + n, rows, columns, BLOCK_D)
-    to = d_wholes + (below + 2 * n) * BLOCK_D * BLOCK_D + rows * BLOCK_D + columns
-    tl.store(to, tl.load(to) + given - product(tl.trans(right), given, PRECISION))
-    to += BLOCK_D * BLOCK_D
-    tl.store(to, tl.load(to) + given - product(given, tl.trans(left), PRECISION))
+    if is_right:
+        some_rows = load_square(d_wholes, given, part[:, None], d[None, :], BLOCK_D)
+        added = some_rows - product(some_rows, load_square(wholes, left, d[None, :], d[:, None], BLOCK_D), PRECISION)
+        to = d_wholes + (left + 1) * BLOCK_D * BLOCK_D + part[:, None] * BLOCK_D + d[None, :]
+        tl.store(to, tl.load(to) + added)
+    else:
+        columns = load_square(d_wholes, given, d[:, None], part[None, :], BLOCK_D)
+        right = load_square(wholes, left + 1, d[None, :], d[:, None], BLOCK_D)  # transposed
+        at = d_wholes + left * BLOCK_D * BLOCK_D + d[:, None] * BLOCK_D + part[None, :]
+        tl.store(at, tl.load(at) + columns - product(right, columns, PRECISION))
 
 
 @triton.jit
-def within_backward(
-    q, k, w, beta, inverses, d_scores, dq_moved, dk_moved, d_wholes, dq, dk, dw, d_beta, sizes,
+def within_backward_q(
+    q, k, w, beta, inverses, d_scores, dq_moved, d_inners, d_reaches, dk_own, dw_own, dq, sizes,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One block of one key head and its query heads: dq [B, H, L, D], dk, dw [B, Hkv, L, D] and d_beta [B, Hkv, L], contiguous."""
+    """One block of one key head, what its query heads have: dq [B, H, L, D], and for within_backward_k the gradients of inner, reach, keys
+    and w, [B, Hkv, blocks · N, ..] float32."""
     bh, b, h, block, start, i, j, d = own_block(sizes, BLOCK_D, N)
-    k_tile, w_tile = load_block(k, b, h, start, sizes.length, d, D, N), load_block(w, b, h, start, sizes.length, d, D, N)
-    overlap, scaled, inner, reach, inverse = solve_block(
+    k_tile, w_tile = (
+        load_block(k, b, h, start, sizes.length, d, D, N),
+        load_block(w, b, h, start, sizes.length, d, D, N),
+    )
+    _, _, inner, reach, _ = solve_block(
         k_tile, w_tile, beta, inverses, bh, start, sizes.length, sizes.blocks, block, i, j, N, PRECISION
     )
     t = start + tl.arange(0, N)
-    dk_tile = tl.load(at_block(dk_moved, bh, block, sizes, N, BLOCK_D))
-    d_inner = -product(w_tile, tl.trans(dk_tile), PRECISION)
-    dw_tile = -product(inner, dk_tile, PRECISION)
-    rows = tl.arange(0, BLOCK_D)[:, None]
-    d_whole = load_square(d_wholes, bh * sizes.nodes + block, rows, d[None, :], BLOCK_D)
-    d_reach = product(w_tile, d_whole, PRECISION)
-    dw_tile += product(reach, tl.trans(d_whole), PRECISION)
-    for g in range(sizes.group):
-        q_tile = load_block(q, b, h * sizes.group + g, start, sizes.length, d, D, N)
+    d_inner = tl.zeros([N, N], tl.float32)
+    d_reach, dk_tile, dw_tile = (
+        tl.zeros([N, BLOCK_D], tl.float32), tl.zeros([N, BLOCK_D], tl.float32), tl.zeros([N, BLOCK_D], tl.float32)
+    )  # fmt: skip
+    for g in tl.range(0, sizes.group, num_stages=1):
         row = bh * sizes.group + g
+        q_tile = load_block(q, b, h * sizes.group + g, start, sizes.length, d, D, N)
         ds = tl.load(at_block(d_scores, row, block, sizes, N, N))
         dq_tile = tl.load(at_block(dq_moved, row, block, sizes, N, BLOCK_D))
         dots = tl.where(i >= j, product(q_tile, tl.trans(w_tile), PRECISION), 0.0)
@@ -401,18 +421,43 @@ def within_backward(
         dw_tile += product(tl.trans(d_dots), q_tile, PRECISION)
         dq_tile += product(ds, k_tile, PRECISION) + product(d_dots, w_tile, PRECISION)
         store_rows(dq, row * sizes.length + t, t < sizes.length, d, D, dq_tile)
-    below = tl.where(i > j, product(w_tile, tl.trans(k_tile), PRECISION), 0.0)
-    d_scaled = product(d_inner, tl.trans(below), PRECISION) + product(d_reach, tl.trans(w_tile), PRECISION)
-    dw_tile += product(tl.trans(scaled), d_reach, PRECISION)
-    d_below = tl.where(i > j, product(tl.trans(scaled), d_inner, PRECISION), 0.0)
-    dw_tile += product(d_below, k_tile, PRECISION)
-    dk_tile += product(tl.trans(d_below), w_tile, PRECISION)
+    tl.store(at_block(d_inners, bh, block, sizes, N, N), d_inner)
+    tl.store(at_block(d_reaches, bh, block, sizes, N, BLOCK_D), d_reach)
+    tl.store(at_block(dk_own, bh, block, sizes, N, BLOCK_D), dk_tile)
+    tl.store(at_block(dw_own, bh, block, sizes, N, BLOCK_D), dw_tile)
+
+
+@triton.jit
+def within_backward_k(
+    k, w, beta, inverses, d_inners, d_reaches, dk_own, dw_own, dk_moved, d_wholes, dk, dw, d_beta, sizes,
+    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, N: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One block of one key head: dk, dw [B, Hkv, L, D] and d_beta [B, Hkv, L], contiguous."""
+    bh, b, h, block, start, i, j, d = own_block(sizes, BLOCK_D, N)
+    k_tile, w_tile = (
+        load_block(k, b, h, start, sizes.length, d, D, N),
+        load_block(w, b, h, start, sizes.length, d, D, N),
+    )
+    overlap, scaled, inner, reach, inverse = solve_block(
+        k_tile, w_tile, beta, inverses, bh, start, sizes.length, sizes.blocks, block, i, j, N, PRECISION
+    )
+    dk_tile = tl.load(at_block(dk_moved, bh, block, sizes, N, BLOCK_D))
+    d_inner = tl.load(at_block(d_inners, bh, block, sizes, N, N)) - product(w_tile, tl.trans(dk_tile), PRECISION)
+    dw_tile = tl.load(at_block(dw_own, bh, block, sizes, N, BLOCK_D)) - product(inner, dk_tile, PRECISION)
+    d_whole = load_square(d_wholes, bh * sizes.nodes + block, tl.arange(0, BLOCK_D)[:, None], d[None, :], BLOCK_D)
+    d_reach = tl.load(at_block(d_reaches, bh, block, sizes, N, BLOCK_D)) + product(w_tile, d_whole, PRECISION)
+    dw_tile += product(reach, tl.trans(d_whole), PRECISION) + product(tl.trans(scaled), d_reach, PRECISION)
+    dots = tl.where(i > j, product(w_tile, tl.trans(k_tile), PRECISION), 0.0)
+    d_scaled = product(d_inner, tl.trans(dots), PRECISION) + product(d_reach, tl.trans(w_tile), PRECISION)
+    d_dots = tl.where(i > j, product(tl.trans(scaled), d_inner, PRECISION), 0.0)
+    dw_tile += product(d_dots, k_tile, PRECISION)
+    dk_tile += tl.load(at_block(dk_own, bh, block, sizes, N, BLOCK_D)) + product(tl.trans(d_dots), w_tile, PRECISION)
+    t = start + tl.arange(0, N)
     store_rows(dk, bh * sizes.length + t, t < sizes.length, d, D, dk_tile)
-    d_beta_t = tl.sum(d_scaled * inverse, 0)
     beta_t = tl.load(beta + bh * sizes.length + t, mask=t < sizes.length, other=0.0)
     solved = product(tl.trans(inverse), d_scaled * beta_t[None, :], PRECISION)
     d_overlap = tl.where(i > j, -product(solved, tl.trans(inverse), PRECISION), 0.0)
-    d_beta_t += tl.sum(d_overlap * overlap, 1)
+    d_beta_t = tl.sum(d_scaled * inverse, 0) + tl.sum(d_overlap * overlap, 1)
     d_overlap *= beta_t[:, None]
     dw_tile += product(d_overlap + tl.trans(d_overlap), w_tile, PRECISION)
     store_rows(dw, bh * sizes.length + t, t < sizes.length, d, D, dw_tile)

@@ -1,4 +1,4 @@
-"""posenc::path_forward and path_backward: PaTH attention by its kernels, log2(L / 64) + 2 launches each."""
+"""posenc::path_forward and path_backward: PaTH attention by its kernels, about log2(L / 64) + 2 launches each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from torch import Tensor
 from ..engines.triton.device import define_operator, launch_on
 from ..engines.triton.schedule import cdiv, next_power_of_2
 from . import path_kernels as kernels
-from .operators import launch_variant, make_tokens, make_view
+from .operators import OPERATORS, call, launch_variant, make_tokens, make_view
+
+__all__ = ["backward", "call", "forward"]
 
 N = 64
 """Tokens of a block."""
@@ -38,23 +40,34 @@ class Launches:
         self.sizes = Sizes(heads, heads // kv_heads, q.shape[2], blocks, levels, nodes, *rows)
         self.block_d, block_dv = (max(16, next_power_of_2(x.shape[3])) for x in (q, v))
         self.precision = "tf32x3" if q.dtype == torch.float32 else "tf32"
-        self.constants = q.shape[3], v.shape[3], self.block_d, block_dv, N, self.precision
+        self.constants = q.shape[3], v.shape[3], self.block_d, block_dv, N
         self.wide = max(self.block_d, block_dv) > 64 or q.dtype == torch.float32
         self.device = q.device
 
-    def blocks(self, kernel, rows: int, *arguments, warps: int | None = None) -> None:
-        """One program for each block of each row."""
-        warps = warps or (8 if self.wide else 4)
-        arguments = (*arguments, self.sizes, *self.constants)
-        launch_variant(kernel, rows * self.sizes.blocks, self.device, arguments, num_warps=warps, num_stages=2)
+    def within(self, kernel, *arguments) -> None:
+        """One program for each block of each key head; wide tiles of float32 would not fit its memory."""
+        given = *arguments, self.sizes, *self.constants, "bf16" if self.block_d > 64 else self.precision
+        launch_variant(kernel, self.sizes.rows_k * self.sizes.blocks, self.device, given, num_warps=8, num_stages=1)
 
-    def levels(self, kernel, *arguments, upwards: bool) -> None:
-        """One launch for each level above the blocks, and one program for each of its nodes."""
-        of_levels = range(1, self.sizes.levels - 1)
-        for level in of_levels if upwards else reversed(of_levels):
-            count = self.sizes.rows_k * (self.sizes.blocks >> level)
-            given = *arguments, level, self.sizes.blocks, self.sizes.nodes, self.block_d, self.precision
-            launch_variant(kernel, count, self.device, given, num_warps=8, num_stages=2)
+    def across(self, kernel, rows: int, *arguments) -> None:
+        """One program for each block of each row."""
+        given, warps = (*arguments, self.sizes, *self.constants, self.precision), 8 if self.wide else 4
+        launch_variant(kernel, rows * self.sizes.blocks, self.device, given, num_warps=warps, num_stages=2)
+
+    def join_blocks(self, wholes: Tensor) -> None:
+        for level in range(1, self.sizes.levels - 1):
+            self._level(kernels.join_blocks, level, 1, (wholes,), (self.block_d, self.precision))
+
+    def join_backward(self, wholes: Tensor, d_wholes: Tensor) -> None:
+        part = min(64, self.block_d)
+        for level in reversed(range(1, self.sizes.levels - 1)):
+            constants = self.block_d, part, self.precision
+            self._level(kernels.join_backward, level, 2 * self.block_d // part, (wholes, d_wholes), constants)
+
+    def _level(self, kernel, level: int, programs: int, tensors: tuple, constants: tuple) -> None:
+        count = self.sizes.rows_k * (self.sizes.blocks >> level) * programs
+        given = *tensors, level, self.sizes.blocks, self.sizes.nodes, *constants
+        launch_variant(kernel, count, self.device, given, num_warps=8, num_stages=2)
 
 
 def forward(
@@ -69,13 +82,11 @@ def forward(
     q_moved, k_moved = (x.new_empty(x.shape[1:], dtype=torch.float32) for x in (q_cuts, k_cuts))
     with launch_on(q):
         views = [make_view(x) for x in (q, k, w)]
-        launches.blocks(
-            kernels.within_blocks, sizes.rows_k, *views, beta, scores, q_moved, k_moved, wholes, inverses, warps=8
-        )
-        launches.levels(kernels.join_blocks, wholes, upwards=True)
+        launches.within(kernels.within_blocks, *views, beta, scores, q_moved, k_moved, wholes, inverses)
+        launches.join_blocks(wholes)
         if sizes.levels:
-            launches.blocks(kernels.move_to_cuts, sizes.rows_k, q_moved, k_moved, wholes, q_cuts, k_cuts)
-        launches.blocks(
+            launches.across(kernels.move_to_cuts, sizes.rows_k, q_moved, k_moved, wholes, q_cuts, k_cuts)
+        launches.across(
             kernels.attend, sizes.rows_q, scores, q_cuts, k_cuts, make_view(v), make_tokens(real, ids), total, out, lse, scale
         )  # fmt: skip
     return made
@@ -96,18 +107,19 @@ def backward(
     with launch_on(q):
         shared = scores, q_cuts, k_cuts, make_view(v), make_view(d_out)
         moved = lse, delta, wholes, d_wholes
-        launches.blocks(
+        launches.across(
             kernels.attend_backward_q, sizes.rows_q, *shared, out, tokens, total, *moved, dq_moved, d_scores, scale
         )
-        launches.blocks(
-            kernels.attend_backward_k, sizes.rows_k, *shared, tokens, total, *moved, dk_moved, dv, *(d_total or [None]), scale
+        launches.across(
+            kernels.attend_backward_k, sizes.rows_k, *shared, tokens, total, *moved, dk_moved, dv, d_total[0] if d_total else None, scale
         )  # fmt: skip
-        launches.levels(kernels.join_backward, wholes, d_wholes, upwards=False)
-        views = [make_view(x) for x in (q, k, w)]
-        launches.blocks(
-            kernels.within_backward, sizes.rows_k, *views, beta, inverses, d_scores, dq_moved, dk_moved, d_wholes, dq, dk, dw, d_beta,
-            warps=8,
-        )  # fmt: skip
+        launches.join_backward(wholes, d_wholes)
+        of_q, *views = (make_view(x) for x in (q, k, w))
+        of_heads = torch.empty_like(inverses), *(torch.empty_like(dk_moved) for _ in range(3))
+        launches.within(kernels.within_backward_q, of_q, *views, beta, inverses, d_scores, dq_moved, *of_heads, dq)
+        launches.within(
+            kernels.within_backward_k, *views, beta, inverses, *of_heads, dk_moved, d_wholes, dk, dw, d_beta
+        )
     return grads
 
 
@@ -128,7 +140,7 @@ def _empty_gradients(q: Tensor, k: Tensor, v: Tensor, w: Tensor, total: Tensor |
     return grads if total is None else [*grads, total.new_zeros(total.shape, dtype=torch.float32)]
 
 
-OPERATORS = {f: define_operator(f"path_{f.__name__}", f) for f in (forward, backward)}
+OPERATORS |= {f: define_operator(f"path_{f.__name__}", f) for f in (forward, backward)}
 
 
 @torch.library.register_fake("posenc::path_forward")

@@ -12,7 +12,8 @@ from j to i can be cut anywhere between the two, and halves of the text give eve
 
 Queries are held multiplied to the start of their block and keys to the end of theirs. The next level doubles the blocks: the queries of
 right halves are multiplied by the whole product of the left half, the keys of left halves by that of the right half. So each cut is plain
-attention without a mask, for the engines, whose outputs are merged by their log-sum-exp; memory grows as L log L.
+attention without a mask, for the engines, whose outputs are merged by their log-sum-exp; memory grows as L log L. On a GPU
+path_kernels.py does the same in one softmax.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def path(
                flash-linear-attention
     key_mask   bool [B, L], True for real tokens; padding has no matrix and is not seen
     documents  int [B, L], an id for each token, those of a document side by side: other documents are not seen
-    block      tokens of the blocks whose scores are dense; None: 64
+    block      tokens of the blocks whose scores are dense, by plain operations; None: 64, and on a GPU kernels of its own
 
     Queries and keys are the same tokens; decode with `path_step`. Inside a block the products come from a triangular system, beyond it
     from halves of the text, by `attend`.
@@ -80,7 +81,7 @@ def path(
         gates = None if gates is None else gates * real[:, None]
     total = None if gates is None else gates.double().cumsum(-1)
     scale = q.shape[3] ** -0.5 if scale is None else scale
-    if block is None and launch.supports(q, k, v, launch.PATH_WIDEST):
+    if block is None and launch.supports_path(q, k, v):
         return launch.path(q, k, v, w, beta, total, real, ids, scale)
     with no_autocast(q.device):
         halves = Halves(q, k, v, total, real, ids, scale)

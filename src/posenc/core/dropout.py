@@ -36,14 +36,9 @@ class Dropout(float):
     heads: tuple[int, int]
 
     def __new__(
-        cls,
-        rate: float,
-        seed: Tensor,
-        *,
-        q: tuple[int, int] = (0, 1),
-        k: tuple[int, int] = (0, 1),
-        heads: tuple[int, int] | None = None,
-    ) -> Dropout:
+        cls, rate: float, seed: Tensor, *, q: tuple[int, int] = (0, 1), k: tuple[int, int] = (0, 1), heads: tuple[int,
+        int] | None = None,
+    ) -> Dropout:  # fmt: skip
         self = super().__new__(cls, rate)
         self.seed, self.q, self.k = seed, q, k
         self.heads = (0, 0) if heads is None else heads

@@ -145,6 +145,10 @@ class Encoding(_Recorded):
         rotation = self.rotation(consecutive(start, length, start, length))
         if rotation is None:
             return q, k, v
+        if q.is_cuda and not torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active():
+            again = rotation.rotate_again(q, k)
+            if again is not None:
+                return again[0], again[1], v
         rotation.check(q, k, v)
         return rotation.rotate_qkv(q, k, v)
 

@@ -2,7 +2,8 @@
 
 Nothing here imports torch, so that `posenc show` starts quickly, and so that
 `.to(torch.bfloat16)`, autocast or a device can never touch a bucket, a slope or a frequency.
-Every other place calls these functions; none of the formulas is written twice.
+Every other place calls these functions; none of the formulas is written twice. Those with `ops` take numbers, or tensors with
+ops=torch, which has functions of the same names as `math`.
 """
 
 import math
@@ -10,6 +11,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
+from typing import Any
 
 from .errors import OptionError
 from .options import WIDEST, require_int, require_number
@@ -242,6 +244,67 @@ def sandwich_factors(heads: int) -> tuple[float, ...]:
         (0.5, 0.25, 0.16666666666666666, 0.125)
     """
     return tuple(heads / (8.0 * h) for h in range(1, heads + 1))
+
+
+def sandwich_sum(distance: Any, frequencies: Sequence[float], ops: Any = math) -> Any:
+    """Σ_c (cos(distance w_c) - 1): 0 at distance 0, and falling.
+
+    Raises nothing itself: Sandwich validates.
+
+        >>> round(posenc.formulas.sandwich_sum(1, (1.0, 0.5)), 4)
+        -0.5821
+    """
+    total = 0.0
+    for frequency in frequencies:
+        total = total + (ops.cos(distance * frequency) - 1.0)
+    return total
+
+
+def kerple_bias(distance: Any, a: Any, p: Any, form: str, ops: Any = math) -> Any:
+    """-p ln(1 + a distance), or with form="power" -a distance^p.
+
+    Raises nothing itself: Kerple validates.
+
+        >>> posenc.formulas.kerple_bias(4, 0.5, 2.0, "power")
+        -8.0
+    """
+    return -p * ops.log1p(a * distance) if form == "log" else -a * distance**p
+
+
+def fire_scale(x: Any, c: Any, ops: Any = math) -> Any:
+    """φ(x) = ln(1 + |c x|).
+
+    Raises nothing itself: Fire validates.
+
+        >>> posenc.formulas.fire_scale(0, 0.1)
+        0.0
+    """
+    return ops.log1p(abs(c * x))
+
+
+def temperature(i: Any, alpha: float, floor: float, form: str, ops: Any = math) -> Any:
+    """The factor of the scores of a query at position i >= 0; forms of `Tempered`.
+
+    Raises nothing itself: Tempered validates.
+
+        >>> posenc.formulas.temperature(100, 0.1, 8192.0, "llama4")
+        1.0
+    """
+    if form == "log":
+        growth = ops.log((i + 1.0) / floor)
+        return 1.0 + alpha * (growth + abs(growth)) / 2.0  # at least 0
+    return 1.0 + alpha * ops.log1p(ops.floor((i + 1.0 if form == "llama4" else i) / floor))
+
+
+def log_coordinate(x: Any, ops: Any = math) -> Any:
+    """sign(x) log_8(1 + 8 |x|), what Swin v2's network reads of a difference that is 1 at the window's edge.
+
+    Raises nothing itself.
+
+        >>> posenc.formulas.log_coordinate(-7 / 8)
+        -1.0
+    """
+    return ops.copysign(ops.log1p(8.0 * abs(x)) / math.log(8.0), x)
 
 
 def xpos_decays(size: int, gamma: float) -> tuple[float, ...]:

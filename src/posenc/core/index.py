@@ -200,15 +200,12 @@ def exact(positions: Positions, *, axis: int = 0, most: int | None = None, futur
         lo, hi = min(lo, most), max(hi, -most)
     if not future:
         lo, hi = min(lo, 0), min(hi, 0)
-    if torch.compiler.is_compiling():
+    is_traced = torch.compiler.is_compiling()
+    if is_traced:
         torch._check(lo <= hi)  # the tracer does not know the values of position tensors
-    keeps = not torch.compiler.is_compiling() and type(lo) is int and type(hi) is int
+    keeps = not is_traced and type(lo) is int and type(hi) is int
     index = _identity(lo, hi, axis) if keeps else Index(lo, hi, axis=axis)
-    if (
-        one.offset is not None
-        or torch.compiler.is_compiling()
-        or index.span <= max(DENSE, 8 * (one.q_length + one.k_length))
-    ):
+    if one.offset is not None or is_traced or index.span <= max(DENSE, 8 * (one.q_length + one.k_length)):
         return index
     distances = _occurring(one, lo, hi)
     return index if distances is None or 2 * len(distances) > index.span else Sparse((index,), distances)
@@ -229,15 +226,8 @@ PAIRS = 2**22
 
 def _occurring(positions: Positions, lo: int, hi: int) -> Tensor | None:
     """The distances between queries and keys, clamped, sorted [n]; None where they cannot be read."""
-    device = next(
-        (
-            x.device
-            for side in (positions.q, positions.k)
-            for x in (getattr(side, "start", side),)
-            if isinstance(x, Tensor)
-        ),
-        None,
-    )
+    starts = [getattr(side, "start", side) for side in (positions.q, positions.k)]
+    device = next((x.device for x in starts if isinstance(x, Tensor)), None)
     if device is None or device.type == "meta":
         return None
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
@@ -263,13 +253,8 @@ def restrict(index: Index, positions: Positions, table: Tensor) -> tuple[Index, 
         >>> posenc.index.restrict(posenc.index.clip(8, 8), posenc.Positions(3), torch.zeros(1))[1]
         slice(6, 11, None)
     """
-    if (
-        table.is_cuda
-        or positions.offset is None
-        or positions.has_total
-        or torch.compiler.is_compiling()
-        or index.axis != 0
-    ):
+    unknown = positions.offset is None or torch.compiler.is_compiling()
+    if unknown or table.is_cuda or positions.has_total or index.axis != 0:
         return index, slice(None)
     lo, hi = positions.reach
     if positions.q_length == 1:  # a decoding step: the same rows for STEPS steps, so that results can be kept

@@ -96,13 +96,9 @@ _phases = Memo(most=64, numbers=1 << 22)
 
 
 def phases_of_run(
-    start: int,
-    length: int,
-    digits: tuple[tuple[int, ...], ...],
-    factor: float,
-    device: torch.device,
+    start: int, length: int, digits: tuple[tuple[int, ...], ...], factor: float, device: torch.device,
     dtype: torch.dtype,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """cos, sin [1, length, n] times `factor` for consecutive positions. Shared: do not write to them."""
 
     def make(first: int, count: int) -> tuple[Tensor, Tensor]:

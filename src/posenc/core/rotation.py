@@ -25,11 +25,8 @@ from .memo import may_keep
 from .printing import short_repr
 
 Layout = Literal["half", "interleaved"]
-Phases = tuple[
-    Tensor, Tensor
-]  # cos, sin: [B or 1, L, R/2] or [B or 1, heads, L, R/2], any magnitude inside, float32 or better
-
-
+Phases = tuple[Tensor, Tensor]
+"""cos, sin: [B or 1, L, R/2] or [B or 1, heads, L, R/2], any magnitude inside, float32 or better."""
 FLOAT16 = 256.0
 """The largest magnitude of a rotation that leaves float16 room for numbers up to 255."""
 
@@ -76,14 +73,9 @@ class Rotation:
 
     def rotate_qk(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Rotated queries and keys: one launch where they share their phases."""
-        if (
-            self.q is not None
-            and self.k is not None
-            and self.q[0] is self.k[0]
-            and self.q[1] is self.k[1]
-            and not self.polar
-        ):
-            return rotate_both(q, k, *self.q, self.layout)
+        if self.q is not None and self.k is not None and not self.polar:
+            if self.q[0] is self.k[0] and self.q[1] is self.k[1]:
+                return rotate_both(q, k, *self.q, self.layout)
         return self.rotate_q(q), self.rotate_k(k)
 
     def rotate_qkv(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -318,9 +310,8 @@ def _by_partners(
     """x · [cos, cos] + partners · [-sin, sin], where the partner of a channel is the other one of its pair: few operations for
     tensors so short that each costs more than its arithmetic. row: where their phases begin in cos and sin."""
     heads = 1
-    if tensors[0].stride(1) < tensors[0].stride(
-        2
-    ):  # [B, L, H, D] in memory, as projections are: the result keeps that layout
+    if tensors[0].stride(1) < tensors[0].stride(2):
+        # [B, L, H, D] in memory, as projections are: the result keeps that layout
         tensors, heads = tuple([x.transpose(1, 2) for x in tensors]), 2
     x = tensors[0] if len(tensors) == 1 else torch.cat(tensors, heads)
     dtype = x.dtype

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, lru_cache, wraps
 from typing import Any, ParamSpec, TypeVar
 
 import torch
+from torch import Tensor
 from torch.autograd import forward_ad
+
+
+def pack_tensors(inputs: Sequence[Tensor | None]) -> tuple[list[Tensor], list[int]]:
+    """The tensors that are not None, and their numbers: operators take no None in a list."""
+    present = [number for number, tensor in enumerate(inputs) if tensor is not None]
+    return [inputs[number] for number in present], present  # type: ignore[misc]
+
+
+def unpack_tensors(tensors: Sequence[Tensor], present: Sequence[int], count: int) -> list[Tensor | None]:
+    """The `count` inputs that `pack_tensors` was given."""
+    given = dict(zip(present, tensors, strict=True))
+    return [given.get(number) for number in range(count)]
 
 
 def apply_function(function: type[torch.autograd.Function], *inputs):

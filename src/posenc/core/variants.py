@@ -39,7 +39,7 @@ class Pointer:
         return self.address
 
 
-class Blocks(NamedTuple):
+class DescriptorVariant(NamedTuple):
     """What Triton reads of a TensorDescriptor, in which a Gluon kernel copies a tensor."""
 
     base: Pointer
@@ -71,7 +71,7 @@ def _describe(x):
     if isinstance(x, Tensor):
         return Pointer(x.dtype, x.data_ptr() & 15)
     if type(x).__name__ == "TensorDescriptor":
-        return Blocks(_describe(x.base), tuple(x.block_shape), x.layout)
+        return DescriptorVariant(_describe(x.base), tuple(x.block_shape), x.layout)
     if isinstance(x, tuple):
         return type(x)(*map(_describe, x))
     return x
@@ -140,7 +140,7 @@ def compile_all(
 def _compile(variant: Variant, device: int) -> float:
     began = time.perf_counter()
     torch.cuda.set_device(device)  # of this thread
-    arguments = [x.restore() if isinstance(x, Blocks) else x for x in variant.arguments]
+    arguments = [x.restore() if isinstance(x, DescriptorVariant) else x for x in variant.arguments]
     compiled = _function_of(variant).warmup(*arguments, grid=(1,), **dict(variant.constants))
     compiled._init_handles()  # loads it; before Triton 3.7 its launcher is C code, compiled too
     return time.perf_counter() - began

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ..core import index
+from ..core import formulas, index
 from ..core.encoding import Encoding
 from ..core.options import WIDEST, require_int, require_number
 from ..core.plan import Lookup, Plan
@@ -59,13 +59,11 @@ class Fire(Encoding):
         dtype = torch.promote_types(self.c.dtype, torch.float32)
         edge = (self.multiplier.to(dtype) * self.threshold).abs()
         reach = edge if at is None else torch.maximum(at.to(dtype), edge)
-        part = self._phi(distances.to(dtype)) / (self._phi(reach) + self.eps)
+        c = self.c.to(dtype)
+        part = formulas.fire_scale(distances.to(dtype), c, torch) / (formulas.fire_scale(reach, c, torch) + self.eps)
         first, last = self.first, self.last
         hidden = torch.relu(part[..., None] * first.weight.to(dtype)[:, 0] + first.bias.to(dtype))
         return nn.functional.linear(hidden, last.weight.to(dtype), last.bias.to(dtype))
-
-    def _phi(self, x: Tensor) -> Tensor:
-        return (self.c.to(x.dtype) * x).abs().log1p()
 
     def terms(self, positions: Positions, *, x: Tensor | None = None, host=None) -> Plan:
         if self._is_near(positions):

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from ..core import index
+from ..core import formulas, index
 from ..core.encoding import Encoding
 from ..core.options import WIDEST, require_choice, require_int, require_number
 from ..core.plan import Lookup, Plan
@@ -48,7 +48,7 @@ class Kerple(Encoding):
         a = self.a.to(dtype).clamp(min=self.least)[:, None]
         p = self.p.to(dtype).clamp(min=self.least, max=2.0 if self.form == "power" else None)[:, None]
         d = distances.abs().to(dtype)
-        return -p * (a * d).log1p() if self.form == "log" else -a * d**p
+        return formulas.kerple_bias(d, a, p, self.form, torch)
 
     def terms(self, positions: Positions, *, x: Tensor | None = None, host=None) -> Plan:
         rows = index.exact(positions)

@@ -57,11 +57,8 @@ class Sandwich(Encoding):
 
 
 def _sums(distances: Tensor, frequencies: tuple[float, ...]) -> Tensor:
-    """Σ cos(d w) - size/2 of distances [n], float64, a few frequencies at a time."""
-    total = torch.zeros(distances.shape, dtype=torch.float64, device=distances.device)
-    for frequency in frequencies:
-        total += (distances.double() * frequency).cos() - 1.0
-    return total
+    """Of distances [n], float64."""
+    return formulas.sandwich_sum(distances.double(), frequencies, torch)
 
 
 @lru_cache(maxsize=16)

@@ -8,6 +8,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from ..core import formulas
 from ..core.encoding import Encoding, Host
 from ..core.options import WIDEST, require_choice, require_int, require_number
 from ..core.plan import Plan
@@ -66,11 +67,5 @@ def temperatures(
 ) -> Tensor:
     """The queries' factors, [Lq] or [B, 1, Lq]. Positions before 0, those of left padding, count as 0."""
     i = positions.q_positions(device).to(torch.promote_types(dtype, torch.float32)).clamp(min=0.0)
-    if form == "llama4":
-        growth = ((i + 1.0) / floor).floor().log1p()
-    elif form == "ministral3":
-        growth = (i / floor).floor().log1p()
-    else:
-        growth = ((i + 1.0) / floor).clamp(min=1.0).log()
-    factor = 1.0 + alpha * growth
+    factor = formulas.temperature(i, alpha, floor, form, torch)
     return factor if factor.dim() == 1 else factor[:, None]

@@ -33,11 +33,11 @@ def _waves(
 
 def beyond_shift(bias: Tensor, shift: Tensor) -> Tensor:
     """bias - shift, float32 or better: a plan's queries carry `shift`, so (q + bias)·table is a query_shift of the difference."""
-    return bias.to(torch.promote_types(bias.dtype, torch.float32)) - shift
+    return (bias if bias.dtype == torch.float64 else bias.float()) - shift
 
 
-_memo = Memo(most=16, numbers=1 << 23)
-"""The layers of a model use the same waves one after another, and a training loop the same in every step."""
+_memo = Memo(most=16, numbers=1 << 25)
+"""The layers of a model use the same waves one after another, and a training loop the same in every step: up to 8192 tokens of 1024 channels."""
 
 
 def _kept_waves(

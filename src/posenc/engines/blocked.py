@@ -99,9 +99,8 @@ def _block_rows(heads: int, q_length: int, k_length: int, limits: Window) -> int
     block = max(FEWEST, SCORES // row)
     if left is not None and right is not None:
         visible = left + right + 1
-        block = max(
-            block, SCORES // max(1, heads * 2 * visible)
-        )  # a block of visible // 2 rows has fewer than 2 visible keys
+        # a block of visible // 2 rows has fewer than 2 visible keys
+        block = max(block, SCORES // max(1, heads * 2 * visible))
         block = min(block, max(FEWEST, visible // 2, LEAST // row))
     elif left is not None or right is not None:
         block = min(block, max(FEWEST, q_length // PARTS, LEAST // row))

@@ -12,8 +12,6 @@ A row that many pairs read is summed in parts of 256, so that it makes the other
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from threading import Lock
 from typing import NamedTuple
 
 import torch
@@ -21,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from ..core.index import Grid, Index
+from ..core.memo import Memo
 from ..core.plan import Plan
 from ..core.positions import Positions, Run, Side
 from ..core.torch_modes import apply_function, transform_reason
@@ -86,7 +85,7 @@ def _reason(lowered: LoweredPlan) -> str | None:
         return None
     if facts.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         indices = {lookup.index for lookup in plan.lookups}
-        if any(_kept.find(plan.positions, index, facts.device) is None for index in indices):
+        if any(_find_pairs(plan.positions, index, facts.device) is None for index in indices):
             return "the row of each pair must be computed before a CUDA graph is captured"
     return None
 
@@ -101,7 +100,7 @@ def make_bias(q: Tensor, lowered: LoweredPlan, dtype: torch.dtype | None = None)
         if torch.compiler.is_compiling():
             total = add(total, table[:, lookup.index.of(positions, q.device)])
         else:
-            pairs = _kept.pairs(positions, lookup.index, q.device)
+            pairs = _pairs_of(positions, lookup.index, q.device)
             total = add(total, apply_function(_Gather, table, pairs, facts.q_length, facts.k_length))
     assert total is not None
     bias = total[None]
@@ -134,7 +133,7 @@ def find_bias(q: Tensor, k: Tensor, plan: Plan) -> Tensor | None:
         return None
     if heads * q_length * k_length > LARGEST or (len(positions.q_axes) == 1 and not positions.is_constant):
         return None
-    pairs = _kept.find(positions, lookup.index, q.device)  # of positions that `supports` has looked at
+    pairs = _find_pairs(positions, lookup.index, q.device)  # of positions that `supports` has looked at
     if pairs is None:
         return None
     return apply_function(_Gather, table, pairs, q_length, k_length)[None]
@@ -199,39 +198,27 @@ def _sum_read(x: Tensor, readers: Tensor, precision: torch.dtype) -> Tensor:
 
 
 # ---- which pairs read which row ----------------------------------------------------------------------------------------
-class _Kept:
-    """Pairs by positions and index. An entry holds the tensors of positions, so that their memory is not reused."""
+_kept = Memo(most=64, numbers=64)
+"""Pairs by positions and index, with the tensors of positions, so that their memory is not reused."""
 
-    def __init__(self, most: int):
-        self.most, self.lock = most, Lock()
-        self.entries: OrderedDict[tuple, tuple[Pairs, tuple]] = OrderedDict()
 
-    def find(self, positions: Positions, index: Index | Grid, device: torch.device) -> Pairs | None:
-        with self.lock:
-            found = self.entries.get(self._key(positions, index, device))
-        return None if found is None else found[0]
+def _find_pairs(positions: Positions, index: Index | Grid, device: torch.device) -> Pairs | None:
+    found = _kept.get(_key(positions, index, device))
+    return None if found is None else found[0]
 
-    def pairs(self, positions: Positions, index: Index | Grid, device: torch.device) -> Pairs:
-        key = self._key(positions, index, device)
-        with self.lock:
-            found = self.entries.get(key)
-            if found is not None:
-                self.entries.move_to_end(key)
-                return found[0]
+
+def _pairs_of(positions: Positions, index: Index | Grid, device: torch.device) -> Pairs:
+    found = _find_pairs(positions, index, device)
+    if found is None:
         with torch.inference_mode(False), torch.no_grad():
-            made = _make_pairs(positions, index, device)
-        with self.lock:
-            self.entries[key] = (made, tuple(side for axis in index.axes for side in _sides(positions, axis)))
-            while len(self.entries) > self.most:
-                self.entries.popitem(last=False)
-        return made
-
-    def _key(self, positions: Positions, index: Index | Grid, device: torch.device) -> tuple:
-        sides = [_identity(side) for axis in index.axes for side in _sides(positions, axis)]
-        return (device, index, *sides)
+            found = _make_pairs(positions, index, device)
+        sides = tuple(side for axis in index.axes for side in _sides(positions, axis))
+        _kept.put(_key(positions, index, device), (found, sides), 1)
+    return found
 
 
-_kept = _Kept(most=64)
+def _key(positions: Positions, index: Index | Grid, device: torch.device) -> tuple:
+    return (device, index, *[_identity(side) for axis in index.axes for side in _sides(positions, axis)])
 
 
 def _make_pairs(positions: Positions, index: Index | Grid, device: torch.device) -> Pairs:

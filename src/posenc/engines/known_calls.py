@@ -244,7 +244,8 @@ def run_with_shifts(
     with no_autocast(q.device):
         results = decode_launch.run(q, k, v, lowered, with_shifts=True)
     causal, positions = lowered.mask.causal, plan.positions
-    if name != "auto" or not Step.supports(lowered) or lowered.mask.window is not None or torch.is_grad_enabled():
+    is_plain = lowered.mask.plain and lowered.mask.window is None
+    if name != "auto" or not is_plain or not Step.supports(lowered) or torch.is_grad_enabled():
         return results
     if not causal or positions.offset == positions.q_length - positions.k_length:  # else a warning is due, each time
         key = describe_step(q, k, v, plan, causal)
@@ -268,7 +269,7 @@ def keep(key: tuple, engine: Engine, lowered: LoweredPlan, q: Tensor, k: Tensor,
             from .triton.decode_step import Step
 
             step = Step(q, v, lowered) if decodes and Step.supports(lowered) else None
-            if step is not None and key[0] == "auto" and lowered.mask.window is None:
+            if step is not None and key[0] == "auto" and lowered.mask.plain and lowered.mask.window is None:
                 _keep_step(describe_step(q, k, v, lowered.plan, lowered.mask.causal), step)
         else:
             call = None if decodes or lowered.plan.rotate is not None else prepared.find(q, k, v, lowered)
@@ -314,7 +315,7 @@ class Known:
                 return call.run(plan, None, tensors)
             return call.run(plan, make_mask(q, k, **masks), tensors)
         if self.step is not None:
-            out = self.step.run(q, k, v, plan, plan.positions.offset)
+            out = self.step.run(q, k, v, plan, plan.positions.offset, masks.get("key_mask"))
             if out is not None:
                 return out, None
         mask = make_mask(q, k, **masks)

@@ -70,9 +70,8 @@ def serve(bound: socket.socket, opened: str | None, address: str) -> None:
                 threading.Thread(target=webbrowser.open, args=(opened,), daemon=True).start()
 
         async def shutdown(self, sockets=None) -> None:
-            logging.getLogger("uvicorn.error").setLevel(
-                logging.CRITICAL
-            )  # closing the connection of an open page is no error
+            # closing the connection of an open page is no error
+            logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
             await super().shutdown(sockets)
 
     # an open page keeps a connection open; Ctrl-C does not wait for it

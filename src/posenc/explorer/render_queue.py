@@ -103,8 +103,7 @@ class RenderQueue:
             if job.cancelled:
                 return None
             job.process = process = self._ensure_process()
-        assert process.stdin is not None
-        assert process.stdout is not None
+        assert process.stdin is not None and process.stdout is not None
         watchdog = threading.Timer(self.timeout, process.kill)
         watchdog.daemon = True
         watchdog.start()

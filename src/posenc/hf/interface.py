@@ -56,6 +56,8 @@ KNOWN = frozenset(
     )
 )  # fmt: skip
 """Further arguments that are read here, or that change nothing."""
+ALWAYS_WANTS = frozenset(("transformers.models.bridgetower.modeling_bridgetower",))
+"""Files whose models return attention weights without a request, and do not pass one on."""
 
 
 def attention(
@@ -81,7 +83,7 @@ def attention(
             position_bias = position_bias[..., : query.shape[2]]
     if kwargs.get("indices") is not None or kwargs.get("block_indices") is not None:
         attention_mask = _selected(module, query, key, attention_mask, kwargs)
-    wants = bool(kwargs.get("output_attentions")) or are_collected()
+    wants = bool(kwargs.get("output_attentions")) or are_collected() or type(module).__module__ in ALWAYS_WANTS
     make = None
     if layer is not None:
         make = layer.plan_of(module, position_bias, scaling, query, {**kwargs, "attention_mask": attention_mask})
@@ -89,8 +91,8 @@ def attention(
             make = position_bias = None
     sinks, softcap = kwargs.get("s_aux"), kwargs.get("softcap")
     sinks = kwargs.get("sinks") if sinks is None else sinks  # [H], or each query's own, [B, H, Lq, 1]
-    if sinks is not None and sinks.dim() == 1 and make is not None:
-        sinks = sinks.view(1, -1, 1, 1)
+    if sinks is not None and sinks.dim() == 1 and (make is not None or (query.is_cuda and context is None)):
+        sinks = sinks.view(1, -1, 1, 1)  # beside a plan without sinks, whose calls a GPU recognises again
     if wants and sinks is not None and make is None and context is None and _eager_of(module) is not None:
         # what the weights are beside a sink is up to the model: Granite's leave it out
         return _by_eager(module, query, key, value, attention_mask, scaling, dropout, position_bias, kwargs)
@@ -134,7 +136,7 @@ def attention(
     if sinks is not None and sinks.dim() > 1:
         # softmax beside one more score: e^s / (Z + e^sink) = e^s / Z · sigmoid(log Z - sink)
         out, lse = attend(query, key, value, plan, dropout=dropout, engine=engine, return_lse=True, **options)
-        out = out * torch.sigmoid(lse[..., None] - sinks).to(out.dtype)
+        out = (out * torch.sigmoid(lse[..., None] - sinks)).to(out.dtype)
     else:
         out = attend(query, key, value, plan, dropout=dropout, engine=engine, **options)
     return out.transpose(1, 2).contiguous(), None

@@ -205,8 +205,7 @@ def _sure_of_order(results: Results, task: dict[str, Any], words: Words, key: st
     if len(ranked) == 1:
         return words("sure alone", first=first.encoding, **values)
     second = ranked[1]
-    assert first.far is not None
-    assert second.far is not None
+    assert first.far is not None and second.far is not None
     if not verdict.apart(first.far, second.far, metric_of(task)):
         key = "sure level"
     return words(key, first=first.encoding, a=first.far, second=second.encoding, b=second.far, **values)

@@ -48,15 +48,8 @@ def build_attention(
     each = build(text, width=width, heads=heads, layers=layers, causal=causal, longest=longest)
     absolute = type(each[0]).embed is not posenc.Encoding.embed
     made: list[nn.Module] = [
-        posenc.Attention(
-            width,
-            heads,
-            encoding=None if absolute else encoding,
-            causal=causal,
-            engine=engine,
-            context_parallel=context,
-        )
-        for encoding in each
+        posenc.Attention(width, heads, encoding=one, causal=causal, engine=engine, context_parallel=context)
+        for one in ([None] * len(each) if absolute else each)
     ]
     return (each[0] if absolute else None), made
 

@@ -26,17 +26,8 @@ from .results import Mean, Results
 from .store import Store, write
 
 TEXT = (
-    "none",
-    "sinusoidal",
-    "learned",
-    "shaw",
-    "shaw:max_distance=2",
-    "clipped",
-    "t5",
-    "t5:max_distance=32",
-    "alibi",
-    "rope",
-)
+    "none", "sinusoidal", "learned", "shaw", "shaw:max_distance=2", "clipped", "t5", "t5:max_distance=32", "alibi", "rope",
+)  # fmt: skip
 EXTENDED = ("rope+linear:4", "rope+ntk:8", "rope+dynamic", "rope+yarn:4,beta_fast=4")
 CLEARLY = 0.05  # nats
 
@@ -294,9 +285,7 @@ them again and writes this page: some claims are arithmetic, the others are test
 
 def larger_models() -> list[str]:
     """Markdown: what the strongest run says of the claims on extrapolation, after each number of training steps."""
-    results = evidence.strongest()
-    task = evidence.text_task(results)
-    assert task is not None
+    results, task = evidence.strongest_text()
     steps, far = results.steps(task), max(task["test"])
     rows = [
         f"| {encoding} | " + " | ".join(f"{s.change} {s.outcome}" for s in found) + " |"

@@ -68,7 +68,7 @@ def from_folder(root: Path) -> Corpus:
     left out. Every tenth file is held out; of fewer than ten files, the last tenth of each."""
     texts: list[bytes] = []
     size = 0
-    for path in _files(root):
+    for path in _files(root, {"__pycache__"}):
         try:
             text = clean(path.read_bytes())
         except OSError:  # not readable: left out like a binary file
@@ -94,11 +94,12 @@ def from_folder(root: Path) -> Corpus:
     return Corpus(train, held_out, f"{root.resolve().name or root}/", len(texts))
 
 
-def _files(root: Path) -> list[Path]:
+def _files(root: Path, left_out: set[str], ending: str = "") -> list[Path]:
+    """Every file that is not hidden, in the order of its path."""
     found = []
     for folder, folders, names in os.walk(root):
-        folders[:] = [name for name in folders if not name.startswith(".") and name != "__pycache__"]
-        found += [Path(folder, name) for name in names if not name.startswith(".")]
+        folders[:] = [name for name in folders if not name.startswith(".") and name not in left_out]
+        found += [Path(folder, name) for name in names if not name.startswith(".") and name.endswith(ending)]
     return sorted((path for path in found if path.is_file()), key=lambda path: path.relative_to(root).as_posix())
 
 
@@ -122,14 +123,9 @@ def clean(text: bytes) -> bytes:
 def standard_library() -> Corpus:
     """Every source file in the order of its path; every tenth is held out, so both parts cover the whole library."""
     root = Path(sysconfig.get_paths()["stdlib"])
-    files = []
-    for folder, folders, names in os.walk(root):
-        folders[:] = [name for name in folders if name not in LEFT_OUT]
-        files += [Path(folder, name) for name in names if name.endswith(".py")]
-    files.sort(key=lambda path: path.relative_to(root).as_posix())
     parts: tuple[list[bytes], list[bytes]] = ([], [])
     size = 0
-    for number, path in enumerate(files):
+    for number, path in enumerate(_files(root, LEFT_OUT, ".py")):
         text = path.read_bytes()
         size += len(text)
         if size > MAX_BYTES:

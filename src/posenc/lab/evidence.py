@@ -32,6 +32,14 @@ def stronger_than(results: Results) -> Results | None:
     return strongest() if larger else None
 
 
+def strongest_text() -> tuple[Results, dict[str, Any]]:
+    """The strongest run and its text task."""
+    results = strongest()
+    task = text_task(results)
+    assert task is not None
+    return results, task
+
+
 def text_task(results: Results) -> dict[str, Any] | None:
     return next((task for task in results.tasks() if task["task"] == "text"), None)
 

@@ -38,19 +38,9 @@ class Transformer(nn.Module):
     learned table."""
 
     def __init__(
-        self,
-        encoding: str,
-        *,
-        vocabulary: int,
-        width: int,
-        heads: int,
-        layers: int,
-        causal: bool,
-        longest: int,
-        seed: int = 0,
-        engine: str = "auto",
-        context: ContextParallel | None = None,
-    ):
+        self, encoding: str, *, vocabulary: int, width: int, heads: int, layers: int, causal: bool, longest: int,
+        seed: int = 0, engine: str = "auto", context: ContextParallel | None = None,
+    ):  # fmt: skip
         super().__init__()
         self.width, self.causal = width, causal
         with torch.random.fork_rng(devices=[]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from typing import Any
@@ -18,9 +19,8 @@ SPARKS = "▁▂▃▄▅▆▇█"
 class Progress:
     """Follows a run's events; `left` estimates the remaining time from the cost of the finished trials."""
 
-    def __init__(self, trials: list[Trial], done: int, store: Store, words: Words | None = None):
-        self.words = words or Words("en")
-        self.store, self.number, self.done = store, done + len(trials), done
+    def __init__(self, trials: list[Trial], done: int, store: Store, words: Words):
+        self.words, self.store, self.number, self.done = words, store, done + len(trials), done
         self.total = sum(trial.cost for trial in trials) or 1.0
         self.finished = 0.0
         self.partial: dict[str, float] = {}
@@ -85,8 +85,8 @@ class Progress:
 class Live(Progress):
     """The same on a terminal, drawn in place: a bar, the running trials with their loss curves, the results."""
 
-    def __init__(self, trials: list[Trial], done: int, store: Store, words: Words | None = None):
-        super().__init__(trials, done, store, words)
+    def __init__(self, *given: Any):
+        super().__init__(*given)
         from rich.console import Console
         from rich.live import Live as Screen
 
@@ -136,18 +136,16 @@ class Live(Progress):
         self.screen.update(Group(table, bar, Text("")))
 
 
-def start(trials: list[Trial], done: int, store: Store, words: Words | None = None) -> Progress:
+def start(trials: list[Trial], done: int, store: Store, words: Words) -> Progress:
     if sys.stdout.isatty():
-        try:
+        with contextlib.suppress(ImportError):  # without rich
             return Live(trials, done, store, words)
-        except ImportError:
-            pass
     return Progress(trials, done, store, words)
 
 
-def spark(values: list[float], width: int = 30) -> str:
-    """A curve in one line of text, its last `width` values."""
-    finite = [v for v in values if v == v][-width:]
+def spark(values: list[float]) -> str:
+    """A curve in one line of text, its last 30 values."""
+    finite = [v for v in values if v == v][-30:]
     if not finite:
         return ""
     low, high = min(finite), max(finite)

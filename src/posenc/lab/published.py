@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import tomllib
 from pathlib import Path
-from typing import Any
 
 from ..core.html_tags import Markup, join, table, tag
+from .evidence import text_task
 from .results import Mean, Results
 from .texts import Words
 
@@ -24,47 +24,43 @@ HOLDS = 0.05  # nats: the same threshold for published and measured changes
 def rows(name: str, results: Results) -> list[tuple[str, int, float, float | None]]:
     """(encoding, length, published change, measured change): nats between the training length and the length."""
     _, sizes, encodings = TABLES[name]
-    task = next((t for t in results.tasks() if t["task"] == "text"), None)
     found = []
     for encoding, perplexities in encodings.items():
-        for size, perplexity in zip(sizes[1:], perplexities[1:]):
-            if math.isnan(perplexity):
-                continue
-            published = math.log(perplexity / perplexities[0])
-            measured = None
-            if task is not None:
-                nearest = _nearest(task, size * task["train"] / sizes[0])
-                here = results.point(task, encoding, task["train"], "loss")
-                far = None if nearest is None else results.point(task, encoding, nearest, "loss")
-                if isinstance(here, Mean) and isinstance(far, Mean):
-                    measured = far.value - here.value
-            found.append((encoding, size, published, measured))
+        here, *losses = _losses(results, encoding, sizes)
+        for size, perplexity, loss in zip(sizes[1:], perplexities[1:], losses):
+            if not math.isnan(perplexity):
+                measured = None if here is None or loss is None else loss - here
+                found.append((encoding, size, math.log(perplexity / perplexities[0]), measured))
     return found
 
 
 def orders(name: str, results: Results) -> list[tuple[int, list[str], list[str]]]:
     """(length, published order, measured order), best first, of the encodings that have both results."""
     _, sizes, encodings = TABLES[name]
-    task = next((t for t in results.tasks() if t["task"] == "text"), None)
+    losses = {encoding: _losses(results, encoding, sizes) for encoding in encodings}
     found = []
-    for column, size in enumerate(sizes if task is not None else ()):
-        nearest = None if task is None else _nearest(task, size * task["train"] / sizes[0])
-        theirs: dict[str, float] = {}
-        ours: dict[str, float] = {}
-        for encoding, perplexities in encodings.items():
-            point = None if nearest is None else results.point(task, encoding, nearest, "loss")  # type: ignore[arg-type]
-            perplexity = perplexities[column]
-            if isinstance(point, Mean) and not math.isnan(perplexity):
-                theirs[encoding], ours[encoding] = perplexity, point.value
-        if len(ours) > 1:
-            found.append((size, sorted(theirs, key=theirs.__getitem__), sorted(ours, key=ours.__getitem__)))
+    for column, size in enumerate(sizes):
+        ours = {encoding: loss for encoding in encodings if (loss := losses[encoding][column]) is not None}
+        theirs = {encoding: encodings[encoding][column] for encoding in ours}
+        known = [encoding for encoding in ours if not math.isnan(theirs[encoding])]
+        if len(known) > 1:
+            found.append((size, sorted(known, key=theirs.__getitem__), sorted(known, key=ours.__getitem__)))
     return found
 
 
-def _nearest(task: dict[str, Any], size: float) -> int | None:
-    """The tested size nearest to a published one; None if there is none within a quarter on a log scale."""
-    nearest = min(task["test"], key=lambda s: abs(math.log(s / size)))
-    return nearest if abs(math.log(nearest / size)) < 0.25 else None
+def _losses(results: Results, encoding: str, sizes: list[int]) -> list[float | None]:
+    """The loss at the tested length nearest to each published one, in multiples of the training length, which is the first; None
+    where there is none within a quarter on a log scale."""
+    task = text_task(results)
+    found: list[float | None] = []
+    for size in sizes:
+        point = None
+        if task is not None:
+            away = {tested: abs(math.log(tested * sizes[0] / (size * task["train"]))) for tested in task["test"]}
+            nearest = min(away, key=away.__getitem__)
+            point = results.point(task, encoding, nearest, "loss") if away[nearest] < 0.25 else None
+        found.append(point.value if isinstance(point, Mean) else None)
+    return found
 
 
 def outcomes_agree(published: float, measured: float) -> bool:
@@ -110,14 +106,8 @@ def sentence(name: str, results: Results, words: Words = ENGLISH) -> str:
 
 def as_html(name: str, results: Results, words: Words = ENGLISH) -> Markup:
     lines = [
-        (
-            encoding,
-            size,
-            f"{published:+.2f}",
-            "–" if measured is None else f"{measured:+.2f}",
-            agreement(published, measured, words),
-        )
-        for encoding, size, published, measured in rows(name, results)
+        (encoding, size, f"{theirs:+.2f}", "–" if ours is None else f"{ours:+.2f}", agreement(theirs, ours, words))
+        for encoding, size, theirs, ours in rows(name, results)
     ]
     head = [words(key) for key in ("encoding", "length", "published value", "measured value")]
     about = words.join(words("published about"), sentence(name, results, words))

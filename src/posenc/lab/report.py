@@ -102,9 +102,7 @@ def _published(results: Results, words: Words) -> list[Markup]:
 @cache
 def _stronger(language: str) -> list[Markup]:
     """The strongest run: every length, and the published tables. The same in every report."""
-    words, run = Words(language), evidence.strongest()
-    task = evidence.text_task(run)
-    assert task is not None
+    words, (run, task) = Words(language), evidence.strongest_text()
     about = words(
         "stronger about", gpu=answer.gpu(run), parameters=answer.parameters(run, task, words),
         train=answer.length(task, task["train"], words), steps=task["steps"], seeds=answer.seeds(run, task, words),
@@ -119,11 +117,8 @@ def _every_length(results: Results, task: dict[str, Any], words: Words) -> list[
     parts = [tag("p", answer.what(task, words))]
     sliding = _sliding(results, task, words) if task.get("sliding") and metric_of(task) == "loss" else ""
     if sliding:
-        panels.append(
-            svg.draw(
-                summary.scores(results, task, words, title=words("sliding title", task=task["task"]), metric="sliding")
-            )
-        )
+        title = words("sliding title", task=task["task"])
+        panels.append(svg.draw(summary.scores(results, task, words, title=title, metric="sliding")))
     parts += [tag("div", *panels, class_="panels"), _table(results, task, words)]
     return [*parts, tag("p", sliding)] if sliding else parts
 
@@ -194,7 +189,7 @@ def _sliding(results: Results, task: dict[str, Any], words: Words) -> str:
 def _training(results: Results, words: Words) -> list[Markup]:
     parts = []
     for task in results.tasks():
-        trained = list(dict.fromkeys(s.split("+")[0] for s in results.encodings(task)))
+        trained = results.trained(task)
         styles, labels = lines.styles(trained), lines.labels(trained)
         drawn = []
         for encoding in trained:
@@ -212,7 +207,7 @@ def _training(results: Results, words: Words) -> list[Markup]:
 def _costs(results: Results, task: dict[str, Any], words: Words) -> Markup:
     """Speed and memory in this run."""
     rows = []
-    for encoding in dict.fromkeys(s.split("+")[0] for s in results.encodings(task)):
+    for encoding in results.trained(task):
         records = results.training(task, encoding)
         if not records:
             continue
@@ -236,7 +231,7 @@ def _rates(results: Results, words: Words) -> list[Markup]:
             continue
         rates = sorted({task["lr"], *(task["lr"] * times for times in task["rates"])})
         rows = []
-        for encoding in dict.fromkeys(s.split("+")[0] for s in results.encodings(task)):
+        for encoding in results.trained(task):
             found = results.rates(task, encoding)
             known = {rate: point.value for rate, point in found.items() if isinstance(point, Mean)}
             if not known:

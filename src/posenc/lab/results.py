@@ -70,6 +70,10 @@ class Results:
         present = {row["encoding"] for row in self.rows if row["task"] == task["task"]}
         return [encoding for encoding in task["encodings"] if encoding in present]
 
+    def trained(self, task: dict[str, Any]) -> list[str]:
+        """The encodings without those that extend another one's training."""
+        return list(dict.fromkeys(encoding.split("+")[0] for encoding in self.encodings(task)))
+
     def point(self, task: dict[str, Any], encoding: str, size: int, metric: str) -> Mean | str | None:
         """The mean over seeds; the error if every seed failed; None if there is no result."""
         rows = [r for r in self._rows_of(task["task"], encoding, size) if r["lr"] == task["lr"]]

@@ -24,16 +24,10 @@ ENGLISH = Words("en")
 
 
 def compare(
-    experiment: Experiment,
-    out: str | Path,
-    *,
-    text: str | Path | None = None,
-    jobs: int | None = None,
-    on: str = "here",
-    group: ProcessGroup = SINGLE,
-    checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    experiment: Experiment, out: str | Path, *, text: str | Path | None = None, jobs: int | None = None,
+    on: str = "here", group: ProcessGroup = SINGLE, checkpoint_seconds: float = CHECKPOINT_SECONDS,
     language: str | None = None,
-) -> Results:
+) -> Results:  # fmt: skip
     """Run every trial that is missing in the folder `out` and write the report there.
 
     jobs   worker processes; 1: this process; None: one for each processor on the CPU, 1 on a GPU

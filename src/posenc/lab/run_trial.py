@@ -6,16 +6,16 @@ import contextlib
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
 from . import tensor_files
 from .corpus import Corpus
 from .evaluate import evaluate, evaluate_midway
-from .process_group import SINGLE, ProcessGroup
+from .process_group import SINGLE
 from .store import Store
-from .train import CHECKPOINT_SECONDS, Progress, train
+from .train import Conditions, train
 from .trials import Testing, Trial
 
 
@@ -51,21 +51,11 @@ def use_threads(number: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def run_trial(
-    trial: Trial,
-    store: Store,
-    corpus: Corpus | None = None,
-    *,
-    group: ProcessGroup = SINGLE,
-    progress: Progress | None = None,
-    checkpoint_seconds: float = CHECKPOINT_SECONDS,
-) -> None:
+def run_trial(trial: Trial, store: Store, corpus: Corpus | None = None, **conditions: Unpack[Conditions]) -> None:
+    group = conditions.get("group", SINGLE)
     with use_threads(trial.training.threads):
         missing = _missing_tests(trial, store)
-        record = ensure_trained(
-            trial, store, corpus, weights=bool(missing), group=group, progress=progress,
-            checkpoint_seconds=checkpoint_seconds,
-        )  # fmt: skip
+        record = ensure_trained(trial, store, corpus, weights=bool(missing), **conditions)
         group.barrier()
         for testing in missing if group.is_main else ():  # tests are short: the main process runs them
             if record["status"] == "trained":
@@ -79,25 +69,16 @@ def run_trial(
 
 
 def ensure_trained(
-    trial: Trial,
-    store: Store,
-    corpus: Corpus | None = None,
-    *,
-    weights: bool,
-    group: ProcessGroup = SINGLE,
-    progress: Progress | None = None,
-    checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    trial: Trial, store: Store, corpus: Corpus | None = None, *, weights: bool, **conditions: Unpack[Conditions]
 ) -> dict[str, Any]:
     """The record of a trial's training. Train if there is none, or if `weights` are needed and cannot be read."""
     key = trial.training.key
     record = store.get(key, "train.json")
     if record is not None and not (weights and not _weights_are_usable(key, store)):
         return record
-    record = train(
-        trial.training, store, corpus, group=group, progress=progress, checkpoint_seconds=checkpoint_seconds,
-        evaluate_midway=lambda model: evaluate_midway(trial, corpus, model),
-    )  # fmt: skip
-    if group.is_main:
+    test = lambda model: evaluate_midway(trial, corpus, model)  # noqa: E731
+    record = train(trial.training, store, corpus, evaluate_midway=test, **conditions)
+    if conditions.get("group", SINGLE).is_main:
         store.put(key, "train.json", record)
         store.drop(key, "checkpoint")
     return record

@@ -60,9 +60,7 @@ def figure(results: Results, words: Words) -> tuple[list[Markup], Markup]:
 @cache
 def _stronger(language: str) -> Markup:
     """The strongest run's panel, the same in every report."""
-    words, run = Words(language), evidence.strongest()
-    task = evidence.text_task(run)
-    assert task is not None
+    words, (run, task) = Words(language), evidence.strongest_text()
     reach = answer.length(task, max(task["test"]), words)
     return svg.draw(scores(run, task, words, title=words("figure stronger", gpu=answer.gpu(run), far=reach)))
 

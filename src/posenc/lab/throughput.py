@@ -43,8 +43,7 @@ class TextbookShaw(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         ours, encoding = self.ours, self.ours.encoding
-        assert isinstance(encoding, posenc.Shaw)
-        assert encoding.keys is not None
+        assert isinstance(encoding, posenc.Shaw) and encoding.keys is not None
         q, k, v = (
             p(x).unflatten(-1, (ours.heads, ours.head_dim)).transpose(1, 2)
             for p in (ours.q_proj, ours.k_proj, ours.v_proj)
@@ -54,23 +53,15 @@ class TextbookShaw(nn.Module):
 
 
 def measure(
-    encodings: Sequence[str] | None = None,
-    *,
-    length: int = 512,
-    batch: int = 4,
-    width: int = 128,
-    heads: int = 4,
-    layers: int = 3,
-    rounds: int = 7,
-    device: str = "cpu",
-    engine: str = "auto",
-) -> list[Speed]:
+    encodings: Sequence[str] | None = None, *, length: int = 512, batch: int = 4, width: int = 128, heads: int = 4,
+    layers: int = 3, rounds: int = 7, device: str = "cpu",
+) -> list[Speed]:  # fmt: skip
     """Training steps (forward, backward, optimiser) at one length."""
     names = list(dict.fromkeys(("none", *(encodings or ENCODINGS))))
     if any("+" in name for name in names):
         raise LabError("--throughput measures training, and extensions apply to tests only; leave them out")
     sizes = {"vocabulary": 257, "width": width, "heads": heads, "layers": layers, "causal": True, "longest": length}
-    models = {name: Transformer(name, engine=engine, **sizes).to(device) for name in names}  # type: ignore[arg-type]
+    models = {name: Transformer(name, **sizes).to(device) for name in names}  # type: ignore[arg-type]
     if "shaw" in models:
         textbook = Transformer("shaw", engine="reference", **sizes)  # type: ignore[arg-type]
         for block in textbook.blocks:

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -44,17 +44,10 @@ def make_task(training: Training, corpus: Corpus | None) -> Task:
 
 def make_model(training: Training, task: Task, context: ContextParallel | None = None) -> Transformer:
     return Transformer(
-        training.encoding,
-        vocabulary=task.vocabulary,
-        width=training.width,
-        heads=training.heads,
-        layers=training.layers,
-        causal=task.causal,
-        longest=task.length(training.train),
-        seed=training.seed,
-        engine=training.engine,
-        context=context,
-    ).to(training.device)
+        training.encoding, vocabulary=task.vocabulary, width=training.width, heads=training.heads,
+        layers=training.layers, causal=task.causal, longest=task.length(training.train), seed=training.seed,
+        engine=training.engine, context=context,
+    ).to(training.device)  # fmt: skip
 
 
 def make_optimiser(model: nn.Module, training: Training) -> torch.optim.AdamW:
@@ -112,16 +105,18 @@ def midway_steps(steps: int) -> tuple[int, ...]:
     return tuple(int(steps * share) for share in MIDWAY) if steps >= LONG else ()
 
 
+class Conditions(TypedDict, total=False):
+    """The circumstances of a training, which do not change its result."""
+
+    group: ProcessGroup
+    progress: Progress | None
+    checkpoint_seconds: float
+
+
 def train(
-    training: Training,
-    store: Store,
-    corpus: Corpus | None = None,
-    *,
-    group: ProcessGroup = SINGLE,
-    progress: Progress | None = None,
-    checkpoint_seconds: float = CHECKPOINT_SECONDS,
-    evaluate_midway: Midway | None = None,
-) -> dict[str, Any]:
+    training: Training, store: Store, corpus: Corpus | None = None, *, group: ProcessGroup = SINGLE,
+    progress: Progress | None = None, checkpoint_seconds: float = CHECKPOINT_SECONDS, evaluate_midway: Midway | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """Train, from a checkpoint if there is one; write the weights and return the record."""
     device = torch.device(training.device)
     task = make_task(training, corpus)

@@ -36,17 +36,17 @@ def standing(results: Results, task: dict[str, Any], encoding: str, size: int) -
     if isinstance(here, str) or isinstance(far, str):
         known = here if isinstance(here, Mean) else None
         return Standing(encoding, known, None, size, "cannot", far if isinstance(far, str) else str(here))
-    if here is None or far is None:
-        return Standing(encoding, here, far, size, "missing")
-    if metric == "accuracy" and here.value < LEARNT:
-        return Standing(encoding, here, far, size, "not learnt")
     # an extension is compared with the same weights without it: a score that is bad at every size does not "hold"
     plain = results.point(task, encoding.split("+")[0], task["train"], metric)
+    return Standing(encoding, here, far, size, _outcome(metric, here, far, plain))
+
+
+def _outcome(metric: str, here: Mean | None, far: Mean | None, plain: Mean | str | None) -> str:
+    if here is None or far is None:
+        return "missing"
+    if metric == "accuracy" and here.value < LEARNT:
+        return "not learnt"
     start = plain if isinstance(plain, Mean) else here
-    return Standing(encoding, here, far, size, _outcome(metric, start, far))
-
-
-def _outcome(metric: str, start: Mean, far: Mean) -> str:
     lost = far.value - start.value if metric == "loss" else start.value - far.value
     return "holds" if lost <= HOLDS[metric] else "breaks" if lost > BREAKS[metric] else "loses"
 
@@ -57,11 +57,7 @@ def midway(results: Results, task: dict[str, Any], encoding: str, step: int) -> 
     if step == task["steps"]:
         return standing(results, task, encoding, size)
     here, far = (results.midway(task, encoding, step, at, metric) for at in (task["train"], size))
-    if here is None or far is None:
-        return Standing(encoding, here, far, size, "missing")
-    if metric == "accuracy" and here.value < LEARNT:
-        return Standing(encoding, here, far, size, "not learnt")
-    return Standing(encoding, here, far, size, _outcome(metric, here, far))
+    return Standing(encoding, here, far, size, _outcome(metric, here, far, here))
 
 
 def standings(results: Results, task: dict[str, Any], size: int | None = None) -> list[Standing]:

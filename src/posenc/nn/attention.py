@@ -85,9 +85,7 @@ class Attention(nn.Module):
             make_window(window)
         if isinstance(encoding, str):
             options: dict[str, Any] = causal_options(encoding) if causal else {}
-            if kv_heads != heads and "kv_heads" in options_of(
-                encoding
-            ):  # the encoding has a rotation for each key head
+            if kv_heads != heads and "kv_heads" in options_of(encoding):  # it has a rotation for each key head
                 options["kv_heads"] = kv_heads
             encoding = create(encoding, d_model=d_model, heads=heads, head_dim=head_dim, **options)
         elif not (encoding is None or isinstance(encoding, Encoding)):
@@ -118,13 +116,8 @@ class Attention(nn.Module):
     def extra_repr(self) -> str:
         """The sizes, and the options that differ from their defaults."""
         options = {
-            "kv_heads": self.heads,
-            "causal": False,
-            "window": None,
-            "dropout": 0.0,
-            "engine": "auto",
-            "layer_idx": None,
-        }
+            "kv_heads": self.heads, "causal": False, "window": None, "dropout": 0.0, "engine": "auto", "layer_idx": None,
+        }  # fmt: skip
         given = [
             f"{name}={getattr(self, name)!r}" for name, default in options.items() if getattr(self, name) != default
         ]
@@ -179,8 +172,7 @@ class Attention(nn.Module):
             if mask is None and key_mask is None and documents is None and (slot is None or not slot.marks):
                 if not encoding.keeps:
                     return plain_forward.forward(self, x, slot, {})
-            # on a GPU too where positions are added to x: they are counted without reading them
-            elif (x.is_cpu or encoding.embeds) and not encoding.keeps and not torch.compiler.is_compiling():
+            elif not encoding.keeps and not torch.compiler.is_compiling():
                 if not (encoding.absolute and encoding.acts_inside) and not encoding.length_dependent:
                     masks = resolve_masks(x, slot, key_mask, documents, mask)
                     if masks is not None:
@@ -349,8 +341,7 @@ def _cached_context(
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     """The cached keys and values of a context, and what is known of them."""
     k, v = slot.k, slot.v
-    assert k is not None
-    assert v is not None
+    assert k is not None and v is not None
     if k.shape[2] != length:
         raise ValueError(
             f"the cache holds {k.shape[2]} context keys, the context has {length}; "

@@ -149,15 +149,11 @@ class LayerCache:
 
     def _moved(self) -> tuple[Tensor, Tensor]:
         """Storage of max_length tokens that only this slot knows, with the tokens so far."""
-        assert self._k is not None
-        assert self._v is not None
-        assert self.max_length is not None
-        made = []
-        for stored in (self._k, self._v):
-            room = _room(stored, self.max_length)
-            room[:, :, : self.length] = stored[:, :, : self.length].detach()
-            made.append(room)
-        return made[0], made[1]
+        assert self._k is not None and self._v is not None and self.max_length is not None
+        k, v = _room(self._k, self.max_length), _room(self._v, self.max_length)
+        k[:, :, : self.length] = self._k[:, :, : self.length].detach()
+        v[:, :, : self.length] = self._v[:, :, : self.length].detach()
+        return k, v
 
     def commit(self, appended: Appended, marks: dict[str, Tensor]) -> None:
         """Make it the slot's. `marks` has every fact of all its tokens."""

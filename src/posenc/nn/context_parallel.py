@@ -119,6 +119,5 @@ def _total(cp: ContextParallel, batch: int, positions: Tensor, documents: Tensor
     if documents is None:
         return total(cp, positions.amax(-1).long() + 1, "max")
     ids, numbers = _whole(cp, documents.expand(batch, -1)), _whole(cp, positions)
-    assert ids is not None
-    assert numbers is not None
+    assert ids is not None and numbers is not None
     return document_lengths(ids, numbers)[:, cp.slots(documents.shape[1], documents.device)]

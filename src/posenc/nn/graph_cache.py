@@ -116,8 +116,7 @@ def run_fixed(layer: Attention, x: Tensor, cache: GraphCache) -> Tensor:
         q, plan = plan.take_shift(q)
         q, k, v = rotation.rotate_qkv(q, k, v)
     stored_k, stored_v = slot._k, slot._v
-    assert stored_k is not None
-    assert stored_v is not None
+    assert stored_k is not None and stored_v is not None
     stored_k.index_copy_(2, cache.length, k)
     stored_v.index_copy_(2, cache.length, v)
     out = attend(

@@ -55,10 +55,8 @@ def forward(layer: Attention, x: Tensor, slot: LayerCache | None, masks: MaskOpt
     if layer.window is not None:
         masks["window"] = layer.window
     dropout = layer.dropout if layer.training else 0.0
-    is_short = (
-        is_eager and layer.engine == "auto" and heads == layer.heads
-        and (on_cpu or (q.is_cuda and not masks and not dropout))
-    )  # fmt: skip
+    is_usual = is_eager and layer.engine == "auto" and heads == layer.heads
+    is_short = is_usual and (on_cpu or (q.is_cuda and not masks and not dropout))
     if is_short and by_rows and not encoding.acts_inside:  # nothing is left to do in attention
         every = (k, v) if slot is None else slot.append_in_place(k, v)
         out = None if every is None else attend_plain(q, *every, None, layer.causal, masks, dropout)
@@ -73,7 +71,7 @@ def forward(layer: Attention, x: Tensor, slot: LayerCache | None, masks: MaskOpt
     rotates_here = False
     if not is_short or encoding.acts_inside:
         rotates_here = encoding.rotates and not encoding.length_dependent
-        rotates_here = rotates_here and (slot is not None or (is_short and not encoding.adds_terms))
+        rotates_here = rotates_here and (slot is not None or (is_usual and not encoding.adds_terms))
         is_steady = is_short and not masks and not dropout and encoding.steady_terms and not torch.is_grad_enabled()
         is_steady = is_steady and not (on_cpu and torch.is_autocast_enabled("cpu"))
         if is_steady and encoding.rotates == rotates_here and (past == 0 or queries == 1 or on_cpu):

@@ -30,17 +30,10 @@ class Sequence(NamedTuple):
 
 
 def resolve_sequence(
-    x: Tensor,
-    *,
-    memory: int,
-    cache: LayerCache | None,
-    positions: Tensor | None,
-    segments: Tensor | tuple[Tensor, tuple[int, int]] | None,
-    key_mask: Tensor | None,
-    documents: Tensor | None,
-    absolute: bool,
+    x: Tensor, *, memory: int, cache: LayerCache | None, positions: Tensor | None,
+    segments: Tensor | tuple[Tensor, tuple[int, int]] | None, key_mask: Tensor | None, documents: Tensor | None, absolute: bool,
     length_dependent: bool,
-) -> Sequence:
+) -> Sequence:  # fmt: skip
     """Join the arguments of a forward over x [B, L, ..] with what the cache holds of earlier tokens.
 
     The cache is read, not changed. Positions default to slot numbers; for an encoding that is `absolute` or
@@ -86,13 +79,9 @@ def resolve_sequence(
         q_side, k_side, new_side = known_positions[:, keys - queries :], known_positions, known_positions[:, past:]
     more = [] if segment is None else [(segment[:, keys - queries :], segment, *bounds)]
     return Sequence(
-        Positions(q_side, k_side, more=more, total=total),
-        Positions(q_side, new_side),
-        Positions(new_side),
-        real,
-        None if ids is None else (ids[:, keys - queries :], ids),
-        marks,
-    )
+        Positions(q_side, k_side, more=more, total=total), Positions(q_side, new_side), Positions(new_side), real,
+        None if ids is None else (ids[:, keys - queries :], ids), marks,
+    )  # fmt: skip
 
 
 def are_slots(positions: Tensor, x: Tensor) -> bool:
@@ -193,14 +182,9 @@ def _join_key_mask(given, batch, past, memory, queries, known: dict[str, Tensor]
 
 
 def _join_ids(
-    name: str,
-    given: Tensor | None,
-    batch: int,
-    past: int,
-    new: int,
-    known: dict[str, Tensor],
+    name: str, given: Tensor | None, batch: int, past: int, new: int, known: dict[str, Tensor],
     earlier: int | None = None,
-) -> Tensor | None:
+) -> Tensor | None:  # fmt: skip
     """Ids over all keys; `earlier` is the id of tokens that were cached without one (None: not allowed)."""
     if given is None and name not in known:
         return None

@@ -67,14 +67,9 @@ class Pending:
     """Messages under way: `wait` ends when all have arrived, or raises ParallelError."""
 
     def __init__(
-        self,
-        cp: ContextParallel,
-        works: Sequence[Any],
-        what: str,
-        results: list[Tensor],
-        kept: Any = None,
+        self, cp: ContextParallel, works: Sequence[Any], what: str, results: list[Tensor], kept: Any = None,
         device: torch.device | None = None,
-    ):
+    ):  # fmt: skip
         self.cp, self.works, self.what, self.results, self.kept = cp, works, what, results, kept
         self.on_cpu = all(not x.is_cuda for x in results)
         self.device = device
@@ -100,13 +95,9 @@ def _failure(cp: ContextParallel, what: str, seconds: float, error: Exception) -
 
 
 def _start(
-    cp: ContextParallel,
-    what: str,
-    call: Any,
-    results: list[Tensor],
-    kept: Any = None,
+    cp: ContextParallel, what: str, call: Any, results: list[Tensor], kept: Any = None,
     device: torch.device | None = None,
-) -> Pending:
+) -> Pending:  # fmt: skip
     """Start messages; a connection that is closed already raises here."""
     began = time.monotonic()
     try:

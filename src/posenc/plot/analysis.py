@@ -21,6 +21,7 @@ from ..core.positions import Positions
 from ..encodings.registry import ENCODINGS_BY_CLASS, create
 from ..functional import scores
 from ..nn.attention import Attention
+from ..parallel.plan_tensors import cut_heads, put_together, take_apart
 from . import trained
 
 if TYPE_CHECKING:
@@ -179,41 +180,14 @@ def sample_positions(length: int, most: int | None = None) -> Tensor:
     return torch.arange(0, length, stride)
 
 
-def one_head(plan: Plan, head: int) -> Plan | None:
-    """The plan restricted to one head; None if it has terms that cannot be sliced by head."""
-
-    def take_head(tensor: Tensor | None, axis: int = 0) -> Tensor | None:
-        return tensor if tensor is None or tensor.shape[axis] == 1 else tensor.narrow(axis, head, 1)
-
-    if plan.decay is not None or plan.pair is not None or isinstance(plan.scale, Tensor):
+def one_head(plan: Plan, head: int, heads: int) -> Plan | None:
+    """The plan restricted to one head; None if it has terms that `plan_tensors` does not cut by heads."""
+    phases = () if plan.rotate is None else (*(plan.rotate.q or ()), *(plan.rotate.k or ()))
+    others = plan.pair, plan.cosine, plan.append, plan.sinks
+    if any(term is not None for term in others) or any(x.dim() == 4 for x in phases):
         return None
-
-    def take_both(pair: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor] | None:
-        """Of a pair [B, heads, ..]; phases without heads are left as they are."""
-        if pair is None or pair[0].dim() != 4:
-            return pair
-        first, second = (x if x.shape[1] == 1 else x.narrow(1, head, 1) for x in pair)
-        return first, second
-
-    rotate = plan.rotate
-    if rotate is not None:
-        rotate = replace(rotate, q=take_both(rotate.q), k=take_both(rotate.k))
-    return replace(
-        plan,
-        shift=take_head(plan.shift),
-        rotate=rotate,
-        cosine=take_head(plan.cosine),
-        append=take_both(plan.append),
-        sinks=take_head(plan.sinks),
-        slopes=take_head(plan.slopes),
-        lookups=tuple(
-            replace(
-                lookup, bias=take_head(lookup.bias), dot_query=take_head(lookup.dot_query), states=take_head(lookup.states, 1),
-                dot_key=take_head(lookup.dot_key), add_value=take_head(lookup.add_value), query_shift=take_head(lookup.query_shift),
-            )
-            for lookup in plan.lookups
-        ),
-    )  # fmt: skip
+    tables, queries, keys = take_apart(plan, plan.positions.q_length)
+    return put_together(plan, plan.positions, cut_heads({**tables, **queries, **keys}, head, 1, heads))
 
 
 @torch.no_grad()
@@ -240,7 +214,7 @@ def kernel(
     plan = subject.plan(positions) if tables is None else replace(tables, positions=positions)
     heads = subject.heads
     query = torch.ones(subject.heads, subject.head_dim) if subject.query is None else subject.query
-    if head is not None and (alone := one_head(plan, head)) is not None:
+    if head is not None and (alone := one_head(plan, head, heads)) is not None:
         plan, heads, chosen, query = alone, 1, slice(None), query[head : head + 1]
     first = query[None, :, None].to(torch.float64).expand(1, heads, len(q), -1)
     second = torch.ones(1, heads, len(k), subject.head_dim, dtype=torch.float64)

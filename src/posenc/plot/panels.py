@@ -131,13 +131,9 @@ def _vectors_title(subject: Subject, vectors: analysis.Vectors) -> str:
 
 
 def dimensions(
-    subject: Subject,
-    length: int = 128,
-    head: int = 0,
-    *,
-    selected: Sequence[int] | None = None,
+    subject: Subject, length: int = 128, head: int = 0, *, selected: Sequence[int] | None = None,
     words: Translation = ENGLISH,
-) -> list[Panel]:
+) -> list[Panel]:  # fmt: skip
     """Curves of single dimensions; by default five, evenly spaced."""
     vectors = analysis.encoding(subject, length, head)
     if vectors is None:
@@ -213,14 +209,9 @@ def buckets(subject: Subject, reach: int | None = None, *, words: Translation = 
 
 
 def wavelengths(
-    head_dim: int = 128,
-    base: float = 10000.0,
-    scalings: Mapping[str, Scaling | None] | None = None,
-    *,
-    original: int = 4096,
-    target: int | None = None,
-    words: Translation = ENGLISH,
-) -> list[Panel]:
+    head_dim: int = 128, base: float = 10000.0, scalings: Mapping[str, Scaling | None] | None = None, *,
+    original: int = 4096, target: int | None = None, words: Translation = ENGLISH,
+) -> list[Panel]:  # fmt: skip
     """Tokens per rotation of each rotary pair, against the trained and the target context length."""
     from ..encodings.rope import scaling as kinds
 

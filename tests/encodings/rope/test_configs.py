@@ -1,10 +1,13 @@
 """Configurations of every dialect: read strictly, written back, and different where the readers differ."""
 
+import copy
 import math
+import random
 
 import pytest
 import torch
 from transformers import Gemma3TextConfig, LlamaConfig, Phi3Config
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 import posenc
 from posenc.encodings.rope.scaling import (
@@ -226,3 +229,47 @@ def test_heads_wider_than_their_share_of_the_model(name, width):
     """Zamba 2 and JetMoE, whose files name the head size otherwise."""
     config = {"hidden_size": 2560, "num_attention_heads": 32, "rope_theta": 10000.0, name: width}
     assert posenc.RoPE.from_config(config).head_dim == width
+
+
+def random_llama(draw):
+    """A configuration with one of transformers' scalings, mostly valid."""
+    kind = draw.choice(["linear", "dynamic", "yarn", "longrope", "llama3", "proportional"])
+    head, longest, original = draw.choice([32, 80, 128]), draw.choice([512, 8192, 131072]), draw.choice([512, 4096])
+    rope = {draw.choice(["rope_type", "type"]): kind}
+    model = {"head_dim": head, "hidden_size": 4 * head, "num_attention_heads": 4, "max_position_embeddings": longest}
+    part = draw.choice([None, 0.25, 0.5, 1.0])
+    for name, value in (("rope_theta", draw.choice([1e4, 5e5])), ("partial_rotary_factor", part)):
+        if value is not None:
+            draw.choice([rope, model])[name] = value
+    optional = {
+        "longrope": {"factor": 8.0, "attention_factor": 1.2}, "proportional": {"factor": 2.0},
+        "yarn": {"beta_fast": 16, "beta_slow": 2, "attention_factor": 1.3, "mscale": 0.7, "mscale_all_dim": 0.5, "truncate": False},
+    }  # fmt: skip
+    rope |= {name: value for name, value in optional.get(kind, {}).items() if draw.random() < 0.4}
+    if kind in ("linear", "dynamic", "yarn", "llama3"):
+        rope["factor"] = draw.choice([1.0, 4, 40.0, "4"] if draw.random() < 0.1 else [1.0, 4, 40.0])
+    if kind in ("yarn", "longrope", "llama3") and draw.random() < 0.8:
+        draw.choice([rope, model])["original_max_position_embeddings"] = original
+    if kind == "longrope":
+        pairs = int(head * (part or 1.0)) // 2
+        rope |= {f"{name}_factor": [draw.uniform(1.0, 4.0) for _ in range(pairs)] for name in ("short", "long")}
+    if kind == "llama3":
+        rope |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    return {**model, draw.choice(["rope_parameters", "rope_scaling"]): rope}, draw.choice([64, longest, 3 * longest])
+
+
+def test_random_configurations_have_transformers_frequencies():
+    draw, read = random.Random(0), 0
+    for _ in range(200):
+        config, total = random_llama(draw)
+        try:
+            rope = posenc.rope.from_config({"model_type": "llama", **copy.deepcopy(config)})
+        except posenc.OptionError:
+            continue
+        theirs = LlamaConfig(**copy.deepcopy(config))
+        frequencies, factor = ROPE_INIT_FUNCTIONS[theirs.rope_parameters["rope_type"]](theirs, "cpu", seq_len=total)
+        # theirs are powers in float32: the exponents of a base of 500,000 cost them some 40 roundings
+        assert rope.frequencies(total) == pytest.approx(frequencies.tolist(), rel=40 * 2**-23), config
+        assert rope.scaling.magnitude_at(total) == pytest.approx(factor), config
+        read += 1
+    assert read > 150

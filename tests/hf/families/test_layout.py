@@ -6,7 +6,7 @@ from transformers import LayoutLMv3Model
 
 from posenc import hf
 from posenc.hf import layout
-from tests.hf.compare import outputs_agree
+from tests.hf.compare import attentions_agree, outputs_agree
 from tests.hf.harness import Case, inputs_of, pairs, real_output, run_check, scatter
 from tests.hf.tiny import batch, make, tiny_case
 
@@ -48,14 +48,7 @@ def test_a_named_engine_runs(engine):
 @pytest.mark.parametrize("by", ["argument", "configuration"])
 def test_output_attentions_are_the_originals(by):
     model, inputs = make(layout, "layoutlmv3"), inputs_of(CASES["layoutlmv3"], "right")
-    model.config.output_attentions = by == "configuration"
-    options = {"output_attentions": True} if by == "argument" else {}
-    with torch.no_grad():
-        theirs = model(**inputs, **options).attentions
-        ours = hf.accelerate(model)(**inputs, **options).attentions
-    assert len(ours) == len(theirs) == 2
-    for a, b in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(a, b)
+    attentions_agree(model, inputs, by)
 
 
 @pytest.mark.parametrize("relative", [True, False])

@@ -1,10 +1,9 @@
 """SEW-D against transformers."""
 
 import pytest
-import torch
 
-from posenc import hf
 from posenc.hf import sew_d
+from tests.hf.compare import attentions_agree
 from tests.hf.harness import inputs_of, pairs, run_check
 from tests.hf.tiny import tiny_case
 
@@ -25,11 +24,4 @@ def test_family(case, check):
 @pytest.mark.parametrize("by", ["argument", "configuration"])
 def test_output_attentions_are_the_originals(by):
     model, inputs = CASES["sew_d"].make(), inputs_of(CASES["sew_d"], "right")
-    model.config.output_attentions = by == "configuration"
-    options = {"output_attentions": True} if by == "argument" else {}
-    with torch.no_grad():
-        theirs = model(**inputs, **options).attentions
-        ours = hf.accelerate(model)(**inputs, **options).attentions
-    assert len(ours) == len(theirs) == 2
-    for a, b in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(a, b)
+    attentions_agree(model, inputs, by)

@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from ...core import formulas
 from ...core.encoding import Encoding
 from ...core.index import Index
 from ...core.options import WIDEST, require_bool, require_int, require_number
@@ -69,8 +70,8 @@ class ContinuousBias(Encoding):
         """g of every difference query - key, rows first: [(2 rows - 1)(2 columns - 1), 2]."""
         axes = []
         for size, trained in zip(self.window, self.pretrained or self.window, strict=True):
-            x = torch.arange(1 - size, size, device=device, dtype=dtype) / max(trained - 1, 1)
-            axes.append(x.sign() * (8.0 * x.abs()).log1p() / math.log(8.0))
+            x = torch.arange(1 - size, size, device=device, dtype=dtype)
+            axes.append(formulas.log_coordinate(x / max(trained - 1, 1), torch))
         return torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).flatten(0, 1)
 
     def table(self) -> Tensor:

@@ -60,7 +60,7 @@ class MRoPE(ManyAxes):
         plain = frequencies = inverse_frequencies(rotary_dim, float(base))
         if scaling is not None:
             frequencies = scaling.frequencies(frequencies, rotary_dim, float(base))
-        axis_of = _dealt(sections) if interleaved else tuple(a for a, n in enumerate(sections) for _ in range(n))
+        axis_of = _round_robin(sections) if interleaved else tuple(a for a, n in enumerate(sections) for _ in range(n))
         super().__init__(
             axis_of=axis_of,
             frequencies=frequencies,
@@ -102,7 +102,7 @@ class MRoPE(ManyAxes):
         return cls(**{**setup.options(), "sections": setup.sections, "interleaved": setup.interleaved_sections, **more})
 
 
-def _dealt(sections: tuple[int, ...]) -> tuple[int, ...]:
+def _round_robin(sections: tuple[int, ...]) -> tuple[int, ...]:
     """Axis of each pair when axis a > 0 takes pairs a, a + n, a + 2n, ... until it has its number."""
     axis_of = [0] * sum(sections)
     for axis, pairs in enumerate(sections[1:], 1):

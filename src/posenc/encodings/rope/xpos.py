@@ -26,7 +26,7 @@ class XPos(Encoding):
 
         pair c of q at p_q:  RoPE, times zeta_c^( (p_q - centre) / scale_base)
         pair c of k at p_k:  RoPE, times zeta_c^(-(p_k - centre) / scale_base)
-        score:               fades as zeta_c^((p_q - p_k) / scale_base),   zeta_c = (2c/R + gamma) / (1 + gamma)
+        score:               decays as zeta_c^((p_q - p_k) / scale_base),   zeta_c = (2c/R + gamma) / (1 + gamma)
 
     The centre cancels in the score. It is fixed at max_length / 2, so that keys can be cached, and so that neither
     factor leaves exp(±80) for max_length up to 65000 (float32, bfloat16). Float16 ends at 65504: with the default 8192
@@ -60,8 +60,8 @@ class XPos(Encoding):
         self.scale_base, self.gamma, self.max_length = scale_base, gamma, max_length
         self.rotates_by_rows = max_length % STEP == 0 and type(self).rotation is XPos.rotation
         size = self.rope.rotary_dim
-        self.fading = tuple(math.log(zeta) / scale_base for zeta in xpos_decays(size, gamma))
-        steepest = max((abs(rate) for rate in self.fading), default=0.0)
+        self.rates = tuple(math.log(zeta) / scale_base for zeta in xpos_decays(size, gamma))
+        steepest = max((abs(rate) for rate in self.rates), default=0.0)
         exponent = max_length / 2 * steepest
         if not exponent <= EXPONENT:
             raise OptionError(
@@ -76,31 +76,31 @@ class XPos(Encoding):
         q, k = positions.q, positions.k
         plain = isinstance(q, Run) and isinstance(k, Run) and type(q.start) is int and type(k.start) is int
         if not plain or not may_keep(device):
-            return self._fade(rotation, positions, device)
+            return self._decay(rotation, positions, device)
         assert rotation.k is not None
-        key = (q, k, self.fading, self.max_length)
+        key = (q, k, self.rates, self.max_length)
         found = _rotations.get(key)
         if found is None or found[0] is not rotation:  # RoPE gives the same object for the same positions
             with torch.inference_mode(False), torch.no_grad():
-                found = rotation, self._fade(rotation, positions, device)
+                found = rotation, self._decay(rotation, positions, device)
             _rotations.put(key, found, 4 * rotation.k[0].numel())
         return found[1]
 
-    def _fade(self, rotation: Rotation, positions: Positions, device: torch.device) -> Rotation:
+    def _decay(self, rotation: Rotation, positions: Positions, device: torch.device) -> Rotation:
         assert rotation.q is not None
         assert rotation.k is not None
         return Rotation(
-            self._faded(rotation.q, positions.q, device, 1.0),
-            self._faded(rotation.k, positions.k, device, -1.0),
+            self._decay_phases(rotation.q, positions.q, device, 1.0),
+            self._decay_phases(rotation.k, positions.k, device, -1.0),
             rotation.layout,
             magnitude=self.magnitude,
         )
 
-    def _faded(self, phases: Phases, side: Side, device: torch.device, sign: float) -> Phases:
+    def _decay_phases(self, phases: Phases, side: Side, device: torch.device, sign: float) -> Phases:
         name = f"[0, {self.max_length}), where xPos factors are safe"
         check_range(side, 0, self.max_length - 1, name, "give a larger max_length, or ")
         positions = positions_of(side, device)
         wide = torch.float32 if device.type == "mps" else torch.float64
-        rates = constant(self.fading, device, wide)
+        rates = constant(self.rates, device, wide)
         factor = (sign * (positions - self.max_length // 2).to(wide)[..., None] * rates).exp().to(phases[0].dtype)
         return phases[0] * factor, phases[1] * factor

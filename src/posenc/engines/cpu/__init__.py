@@ -40,9 +40,7 @@ def supports(lowered: LoweredPlan) -> str | None:
     if reason is not None or not facts.further_axes:
         return reason
     reason = further_axes.supports(facts, lowered.plan, WIDEST)
-    fewest = (
-        4 if facts.reads_distance else 6
-    )  # keys for each channel: 8 x 8 patches are faster in blocks, 14 x 14 as channels
+    fewest = 4 if facts.reads_distance else 6  # keys a channel: 8 x 8 patches are faster in blocks, 14 x 14 as channels
     if reason is None and sum(further_axes.count_channels(facts.dtype, lowered.plan)) * fewest > facts.k_length:
         return "tokens have many different positions on further axes"
     return reason

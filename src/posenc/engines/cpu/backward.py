@@ -36,17 +36,9 @@ class Gradients:
 
 
 def backward(
-    grad: Tensor,
-    grad_lse: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    terms: Terms,
-    band: BandGeometry,
-    scale: float,
-    needs_grad: list[bool],
-) -> Gradients:
+    grad: Tensor, grad_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, terms: Terms,
+    band: BandGeometry, scale: float, needs_grad: list[bool],
+) -> Gradients:  # fmt: skip
     result = Gradients(q, k, v, terms, needs_grad)
     buffers = Buffers(result.q)
     rows = choose_block_rows(band)
@@ -66,20 +58,9 @@ class HeadBlockGradients(BlockScores):
     """The part of one head block, added to `result`."""
 
     def __init__(
-        self,
-        grad: Tensor,
-        grad_lse: Tensor | None,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor,
-        head_block: HeadBlock,
-        band: BandGeometry,
-        scale: float,
-        result: Gradients,
-        buffers: Buffers,
-        rows: int,
-    ):
+        self, grad: Tensor, grad_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, head_block: HeadBlock,
+        band: BandGeometry, scale: float, result: Gradients, buffers: Buffers, rows: int,
+    ):  # fmt: skip
         super().__init__(q, k, head_block, band, scale, buffers, rows)
         at, kv, terms = (head_block.batch, head_block.heads), (head_block.batch, head_block.kv_heads), head_block.terms
         self.result = result
@@ -210,8 +191,7 @@ class HeadBlockGradients(BlockScores):
     def add_key_table_gradient(self) -> None:
         a, c = self.head_block.keys
         table = self.head_block.terms.table_k
-        assert self.key_ds is not None
-        assert table is not None
+        assert self.key_ds is not None and table is not None
         folded = self.key_ds.folded()
         falling = table.flip(1).expand(self.heads, -1, -1)
         for x in range(self.heads):  # no copy of the strided operand

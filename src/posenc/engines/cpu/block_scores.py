@@ -124,15 +124,8 @@ class BlockScores:
     """The scores of one head block, X matrices: its heads for each of its batch rows. rows: query rows of a block."""
 
     def __init__(
-        self,
-        q: Tensor,
-        k: Tensor,
-        head_block: HeadBlock,
-        band: BandGeometry,
-        scale: float,
-        buffers: Buffers,
-        rows: int,
-    ):
+        self, q: Tensor, k: Tensor, head_block: HeadBlock, band: BandGeometry, scale: float, buffers: Buffers, rows: int,
+    ):  # fmt: skip
         at, kv, terms = (head_block.batch, head_block.heads), (head_block.batch, head_block.kv_heads), head_block.terms
         self.head_block, self.band, self.scale, self.buffers, self.block_rows = head_block, band, scale, buffers, rows
         self.q = self.stack_heads(q[at])

@@ -138,14 +138,8 @@ def _distance_blocks(
 
 
 def _mask_limits(
-    q: Tensor,
-    table: Tensor | None,
-    rows: int,
-    keys: int,
-    left: int | None,
-    right: int | None,
-    precision: torch.dtype,
-) -> Tensor:
+    q: Tensor, table: Tensor | None, rows: int, keys: int, left: int | None, right: int | None, precision: torch.dtype,
+) -> Tensor:  # fmt: skip
     """-inf outside the limits, which are relative to the distance of the last query to the last key."""
     if table is None:
         table = torch.zeros(1, 1, 1, rows + keys - 1, dtype=precision, device=q.device)

@@ -77,16 +77,9 @@ class TileRunner:
     """Runs the tiles of one head block."""
 
     def __init__(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        head_block: HeadBlock,
-        band: BandGeometry,
-        scale: float,
-        buffer: SkewedBuffer | None,
-        split: bool,
-    ):
+        self, q: Tensor, k: Tensor, v: Tensor, head_block: HeadBlock, band: BandGeometry, scale: float,
+        buffer: SkewedBuffer | None, split: bool,
+    ):  # fmt: skip
         self.head_block, self.band, self.scale = head_block, band, scale
         self.split = split or head_block.needs_dense_mask
         # a Hankel view needs the queries in reverse order

@@ -42,18 +42,9 @@ def applies(q: Tensor, k: Tensor, terms: Terms, band: BandGeometry, needs_grad: 
 
 
 def backward(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    left: Tensor,
-    terms: Terms,
-    band: BandGeometry,
-    scale: float,
-    with_bias: bool,
-) -> list[Tensor] | None:
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, left: Tensor, terms: Terms,
+    band: BandGeometry, scale: float, with_bias: bool,
+) -> list[Tensor] | None:  # fmt: skip
     """Gradients of q, k, v and, with_bias, of the bias; None where there is padding between real keys."""
     precision = torch.promote_types(q.dtype, torch.float32)
     dtype, size, v_size = q.dtype, q.shape[3], v.shape[3]

@@ -36,8 +36,7 @@ class HeadBlock:
     def table_and_bias(self) -> Tensor:
         """[H or 1, n, E + 1]"""
         table, bias = self.terms.table_q, self.terms.bias
-        assert table is not None
-        assert bias is not None
+        assert table is not None and bias is not None
         heads = max(table.shape[0], bias.shape[0])
         return torch.cat([table.expand(heads, -1, -1), bias[..., None].expand(heads, -1, 1)], -1)
 
@@ -77,8 +76,7 @@ class HeadBlock:
         little with any base. None: no base keeps the digits.
         """
         decay_q, decay_k = self.terms.decay_q, self.terms.decay_k
-        assert decay_q is not None
-        assert decay_k is not None
+        assert decay_q is not None and decay_k is not None
         low, high = decay_q[:, tile.i0 : tile.i1].aminmax(dim=-1, keepdim=True)
         lowest, highest = decay_k[:, tile.j0 : tile.j1].aminmax(dim=-1, keepdim=True)
         rising = low >= highest
@@ -91,17 +89,9 @@ class HeadBlock:
 
 
 def split_heads(
-    q: Tensor,
-    k: Tensor,
-    terms: Terms,
-    *,
-    memory: int,
-    rows: int = 0,
-    width: int = 0,
-    every: int = 0,
-    least: int = 1,
+    q: Tensor, k: Tensor, terms: Terms, *, memory: int, rows: int = 0, width: int = 0, every: int = 0, least: int = 1,
     stacked: bool = False,
-) -> Iterator[HeadBlock]:
+) -> Iterator[HeadBlock]:  # fmt: skip
     """Head blocks that need at most `memory` numbers at once (or have `least` heads).
 
     rows, width: of the dense mask of a head that needs one. every: numbers that each head needs besides.

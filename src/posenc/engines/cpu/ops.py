@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ...core.plan import holds_nan
+from ...core.torch_modes import pack_tensors, unpack_tensors
 from . import backward as backward_pass
 from . import forward as forward_pass
 from . import fused_backward, short_forward
@@ -26,8 +27,7 @@ def attend(
     q: Tensor, k: Tensor, v: Tensor, terms: Terms, band: BandGeometry, scale: float, return_lse: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Output, and the log-sum-exp, -inf for fully masked queries."""
-    everything = (q, k, v, *terms)
-    tensors = [t for t in everything if t is not None]
+    tensors, present = pack_tensors((q, k, v, *terms))
     if not torch.compiler.is_compiling() and not (torch.is_grad_enabled() and any(x.requires_grad for x in tensors)):
         out, lse, _ = _attend(q, k, v, terms, band, scale)
     else:
@@ -37,7 +37,6 @@ def attend(
         ]  # fmt: skip
         needs_grad = [t is not None and t.requires_grad for t in terms]
         split = needs_grad[0] and all(band.has_far_fields) and fused_backward.applies(q, k, terms, band, needs_grad)
-        present = [number for number, t in enumerate(everything) if t is not None]
         out, lse, _ = _forward(tensors, present, numbers, scale, split)
     if not return_lse:
         return out, None
@@ -59,10 +58,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, terms: Terms, band: BandGeometry, s
 
 
 def _unpack(tensors: Sequence[Tensor], present: Sequence[int]) -> tuple[Tensor, Tensor, Tensor, Terms]:
-    everything: list[Tensor | None] = [None] * (3 + len(Terms._fields))
-    for number, tensor in zip(present, tensors, strict=True):
-        everything[number] = tensor
-    q, k, v, *terms = everything
+    q, k, v, *terms = unpack_tensors(tensors, present, 3 + len(Terms._fields))
     return q, k, v, Terms(*terms)  # type: ignore[return-value]
 
 

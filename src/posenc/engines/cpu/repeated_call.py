@@ -74,8 +74,7 @@ class Token:
     def _products(self, q: Tensor, keys: int) -> Tensor:
         """scale q·table by key, [B, H, 1, L]."""
         table, index = self.content, self.index
-        assert table is not None
-        assert isinstance(index, Index)
+        assert table is not None and isinstance(index, Index)
         batch, heads, _, size = q.shape
         if q.dtype != table.dtype:
             q = q.to(table.dtype)

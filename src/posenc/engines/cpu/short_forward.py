@@ -65,8 +65,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, terms: Terms, band: BandGeometry, s
 def _add_value_table(out: Tensor, block_scores: BlockScores, p: Tensor, l_i: Tensor, block: RowBlock) -> None:
     """out [X, R, Dv] += Σ_j p_ij table_v[r]"""
     table, o_i = block_scores.table_v, block_scores.head_block.terms.table_v
-    assert table is not None
-    assert o_i is not None
+    assert table is not None and o_i is not None
     if block.table_rows is not None:
         out += torch.bmm(block_scores.band_view(p, block), table[:, block.table_rows])
     if block_scores.base is not None:

@@ -5,7 +5,7 @@
     rolling, rolling_launch         the same where the term has a row for every visible distance
     backward, backward_prepare, backward_launch     the backward pass, with five products; what runs before and after it
     content_backward, content_prepare, content_launch     the same with content terms
-    rolling_backward, rolling_backward_keys, _prepare, _launch     the same where the term has a row for every visible distance
+    rolling_backward, rolling_backward_keys, rolling_prepare, rolling_backward_launch     the same where the term has a row for every visible distance
 
 `refuse` and `refuse_backward` say where they do not apply; the triton engine's own kernels run there. Either backward pass needs
 nothing but out and the log-sum-exp. Gluon promises nothing from one Triton release to the next, so only tested ones are used.
@@ -16,11 +16,14 @@ from __future__ import annotations
 import re
 import warnings
 from importlib import metadata
+from typing import TYPE_CHECKING
 
 import torch
 
-from ..triton.arguments import Inputs, Numbers
 from ..triton.device import capability
+
+if TYPE_CHECKING:
+    from ..triton.arguments import Inputs, Numbers
 
 TESTED = ("3.6",)
 DTYPES = (torch.bfloat16, torch.float16)
@@ -29,10 +32,13 @@ SHORTEST = 512  # queries and keys
 FEWEST = (
     128  # blocks of 192 queries: with fewer, the smaller tiles of the triton engine's kernels use more of the device
 )
+SHORTEST_PLAIN = 64  # queries and keys without content terms, where there are so many blocks:
+FEWEST_PLAIN = 256  # as measured: 64 x 12 x 128 tokens in 35 µs against 53, 16 x 12 x 128 (192 blocks) in 16 against 18
 SHORTEST_CONTENT = 2048  # keys: of shorter texts most tiles are near ones, and the other kernel's are smaller
 SMALLEST = 2.0**-40
 SHORTEST_BACKWARD = 2048  # as measured
-SHORTEST_CONTENT_BACKWARD = 4096  # as measured
+SHORTEST_CONTENT_BACKWARD = 512  # as measured
+LONG = 4096  # queries and keys from which on the bands of wide content terms hold every near tile (triton/arguments.py)
 WIDE_OF_128 = False  # content terms over wide spans, heads of 128, in the backward pass: compared on a card, not timed
 MOST_SUMS = 1 << 27  # float32 numbers of content_backward.py's outer
 MOST = 1 << 20  # blocks of keys in the backward pass: their order is made on the host
@@ -65,7 +71,30 @@ def give_up(error: Exception) -> None:
 
 def refuse(x: Inputs, num: Numbers, scale: float, dropout: float) -> str | None:
     """Why the kernel does not run this call, or None."""
-    return refuse_device(x.q.device) or refuse_call(x, num, scale, dropout) or refuse_slower(x, num)
+    return refuse_any_size(x, num, scale, dropout) or refuse_slower(x, num) or refuse_plain_size(x)
+
+
+def refuse_any_size(x: Inputs, num: Numbers, scale: float, dropout: float) -> str | None:
+    """Why the kernel would not run this call whatever its sizes, or None."""
+    return refuse_device(x.q.device) or refuse_call(x, num, scale, dropout)
+
+
+def refuse_plain_size(x: Inputs) -> str | None:
+    if min(x.q.shape[2], x.k.shape[2]) >= SHORTEST:
+        return refuse_size(x)
+    return refuse_size(x, SHORTEST_PLAIN, FEWEST_PLAIN)
+
+
+def refuse_size(x: Inputs, shortest: int | None = None, fewest: int | None = None) -> str | None:
+    """Why the triton engine's own kernels are faster for texts of this size, or None; by default those with content terms."""
+    shortest, fewest = SHORTEST if shortest is None else shortest, FEWEST if fewest is None else fewest
+    (batch, heads, q_length, _), k_length = x.q.shape, x.k.shape[2]
+    if min(q_length, k_length) < shortest:
+        return f"it needs {shortest} queries and keys, got {q_length} and {k_length}"
+    blocks = batch * heads * -(-q_length // 192)
+    if blocks < fewest:
+        return f"it needs {fewest} blocks of 192 queries to fill a device, got {blocks}"
+    return None
 
 
 def refuse_window(x: Inputs, num: Numbers, scale: float, dropout: float) -> str | None:
@@ -77,7 +106,12 @@ def refuse_window(x: Inputs, num: Numbers, scale: float, dropout: float) -> str 
         if x.starts is not None or (-num.cols_hi, -num.cols_lo) != (num.rows_lo, num.rows_hi):
             return "a content term of the keys must have the distances of the queries' term, and no start for each row"
         reads = reads | {"key_table"}
-    reason = refuse_device(x.q.device) or refuse_call(x, num, scale, dropout, reads) or refuse_slower(x, num)
+    if x.value is not None:
+        if x.starts is not None or x.q.shape[3] != 64 or x.key_table is not None:
+            return "a value term needs heads of 64, no content term of the keys and no start for each row"
+        reads = reads | {"value"}
+    reason = refuse_device(x.q.device) or refuse_call(x, num, scale, dropout, reads) or refuse_size(x)
+    reason = reason or refuse_slower(x, num)
     if reason is not None:
         return reason
     from .window_launch import choose_tile
@@ -99,7 +133,8 @@ def refuse_rolling(x: Inputs, num: Numbers, scale: float, dropout: float) -> str
     if x.starts is not None or not spans_all(x, num):
         return "the table ends within the text"
     reads = READS - {"bias", "slopes", "starts"} | {"table"}
-    return refuse_device(x.q.device) or refuse_call(x, num, scale, dropout, reads) or refuse_slower(x, num)
+    reason = refuse_device(x.q.device) or refuse_call(x, num, scale, dropout, reads) or refuse_size(x)
+    return reason or refuse_slower(x, num)
 
 
 def refuse_rolling_backward(x: Inputs, num: Numbers, scale: float, dropout: float, do: torch.Tensor) -> str | None:
@@ -110,23 +145,22 @@ def refuse_rolling_backward(x: Inputs, num: Numbers, scale: float, dropout: floa
         return "it needs a table for each head"
     if bad_strides(do):
         return "the copy engine cannot read the output's gradient"
-    return refuse_rolling(x, num, scale, dropout) or refuse_short(x)
-
-
-def refuse_short(x: Inputs) -> str | None:
-    """Why the backward kernels with content terms do not run so short a text, or None."""
-    if min(x.q.shape[2], x.k.shape[2]) < SHORTEST_CONTENT_BACKWARD:
-        return f"with content terms it needs {SHORTEST_CONTENT_BACKWARD} queries and keys, got {x.q.shape[2]} and {x.k.shape[2]}"
-    return None
+    return refuse_rolling(x, num, scale, dropout)
 
 
 def spans_all(x: Inputs, num: Numbers) -> bool:
     """Whether the content term has a row of its own for every visible distance."""
+    first, last = visible_distances(x, num)
+    return num.rows_lo <= first and last <= num.rows_hi
+
+
+def visible_distances(x: Inputs, num: Numbers) -> tuple[int, int]:
+    """The first and the last distance that limits leave visible, without a start for each row."""
     q_length, k_length = x.q.shape[2], x.k.shape[2]
     first, last = 1 - q_length, k_length - 1
     first = first if num.left < 0 else max(first, k_length - q_length - num.left)
     last = last if num.right < 0 else min(last, k_length - q_length + num.right)
-    return num.rows_lo <= first + num.offset and last + num.offset <= num.rows_hi
+    return first + num.offset, last + num.offset
 
 
 def refuse_slower(x: Inputs, num: Numbers) -> str | None:
@@ -157,11 +191,6 @@ def refuse_call(x: Inputs, num: Numbers, scale: float, dropout: float, reads: se
         return "it has no dropout"
     if scale < SMALLEST:
         return f"the bias is divided by the scale, which must be at least {SMALLEST}, got {scale}"
-    if min(q.shape[2], k.shape[2]) < SHORTEST:
-        return f"it needs {SHORTEST} queries and keys, got {q.shape[2]} and {k.shape[2]}"
-    blocks = q.shape[0] * q.shape[1] * -(-q.shape[2] // 192)
-    if blocks < FEWEST:
-        return f"it needs {FEWEST} blocks of 192 queries to fill a device, got {blocks}"
     if any(bad_strides(tensor) for tensor in (q, k, v)):
         return "the copy engine needs rows that begin at multiples of 16 bytes and strides above zero"
     return None
@@ -169,12 +198,12 @@ def refuse_call(x: Inputs, num: Numbers, scale: float, dropout: float, reads: se
 
 def refuse_backward(x: Inputs, num: Numbers, scale: float, dropout: float, do: torch.Tensor) -> str | None:
     """Why the backward kernel does not run this call, or None."""
-    reason = refuse_any_backward(x, do)
+    reason = refuse_any_backward(x, do) or refuse_size(x, SHORTEST_BACKWARD)
     if reason is not None:
         return reason
     if num.bias_hi - num.bias_lo > WIDEST_GRADIENT:
         return f"the bias spans more than {WIDEST_GRADIENT} distances"
-    return refuse_device(x.q.device) or refuse_call(x, num, scale, dropout)
+    return refuse_any_size(x, num, scale, dropout)
 
 
 def refuse_content_backward(x: Inputs, num: Numbers, scale: float, dropout: float, do: torch.Tensor) -> str | None:
@@ -183,15 +212,17 @@ def refuse_content_backward(x: Inputs, num: Numbers, scale: float, dropout: floa
         return "it needs a content term"
     reads = READS - {"bias", "slopes", "starts"} | {"table", "states", "key_table", "value"}
     reason = refuse_any_backward(x, do) or refuse_device(x.q.device)
-    reason = reason or refuse_call(x, num, scale, dropout, reads) or refuse_short(x)
+    reason = reason or refuse_call(x, num, scale, dropout, reads) or refuse_size(x, SHORTEST_CONTENT_BACKWARD)
     if reason is not None:
         return reason
-    from .content_launch import is_one_sided
+    from .content_launch import holds_near_tiles, is_one_sided
 
     if x.table is not None and blocks_of_keys(x) * x.q.shape[1] // x.k.shape[1] * x.q.shape[2] > MOST_SUMS:
         return f"sums for each block of 128 keys and each query would be more than {MOST_SUMS}"
     if num.wide and x.q.shape[3] == 128 and not WIDE_OF_128:
         return "heads of 128 over wide spans were compared, but not timed"
+    if num.wide and min(x.q.shape[2], x.k.shape[2]) < LONG and not holds_near_tiles(x, num):
+        return "in so short a text, tiles reach beyond the bands"
     if num.queries:
         return "the row term has too many distances for one band in memory"
     if x.table is not None and not is_one_sided(x, num):
@@ -213,8 +244,6 @@ def refuse_any_backward(x: Inputs, do: torch.Tensor) -> str | None:
     blocks = blocks_of_keys(x)
     if not FEWEST <= blocks <= MOST:
         return f"it needs {FEWEST} blocks of 128 keys to fill a device and takes up to {MOST}, got {blocks}"
-    if min(x.q.shape[2], x.k.shape[2]) < SHORTEST_BACKWARD:
-        return f"it needs {SHORTEST_BACKWARD} queries and keys, got {x.q.shape[2]} and {x.k.shape[2]}"
     if bad_strides(do):
         return "the copy engine cannot read the output's gradient"
     return None

@@ -52,17 +52,17 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from .backward_diagonals import sum_diagonals
 from .backward_sums import BUFFERS, ROWS, add_dq, sum_distances
 from .backward_tiles import KEY_CONSUMERS, KEYS, NEAR, OWN, count_turns, far_query_tile, find_keys, find_queries
-from .bands import copy_tiles, is_copied
+from .bands import copy_tiles
 from .kernel import PAD, by_eights, coordinates, load_tiles, near_tile
 
 
 # ---- producer ---------------------------------------------------------------------------------------------------------
 @gluon.jit
 def produce(
-    load, bars, sizes, work, copies, reach, STAGES: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr, MASS: gl.constexpr,
+    load, bars, sizes, work, copies, STAGES: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr, MASS: gl.constexpr,
     ENDS: gl.constexpr,
 ):  # fmt: skip
-    """ROWS, COLS, MASS: and tiles of bands (bands.copy_tiles) of near tiles, ENDS: of all of them, else of those within the reach."""
+    """ROWS, COLS, MASS: and tiles of bands (bands.copy_tiles) of near tiles."""
     k_desc, v_desc, q_desc, do_desc, stats_desc, k_smem, v_smem, q_smem, do_smem, stats_smem = load
     kv_full, kv_empty, full, empty = bars
     q_length, k_length, heads, group, batch, spread = sizes
@@ -99,13 +99,8 @@ def produce(
                 row_of_stats = ((copy * batch + b) * heads + h) * q_tiles + tile
                 tma.async_copy_global_to_shared(stats_desc, [row_of_stats, 0], full.index(at), stats_smem.index(at))
                 if ROWS or COLS:
-                    n0 = block * PARTS * PART
-                    is_wanted = copy == NEAR
-                    if not ENDS:
-                        is_wanted = is_wanted & is_copied(
-                            tile * BM, n0, offset, reach, q_length, k_length, BM, PARTS * PART
-                        )
-                    if is_wanted:
+                    if copy == NEAR:
+                        n0 = block * PARTS * PART
                         copy_tiles(copies, copied, b * heads + h, tile * BM, n0, BM, ROWS, COLS, MASS, ENDS)
                         copied += 1
                 step += 1
@@ -502,5 +497,5 @@ def backward(
         (consume, (use, smem, masks, bars, sizes, work, limits, spans, scale, 1, STAGES, SLOTS, LATE, TABLE, SLOPES, GRAD, SLOPES_GRAD, WINDOW, PADDED, DOCS)),
         (add_dq, ((dq_ptr, k_smem, ds_smem, dq_smem), (kv_full, kv_empty, ds_full, ds_empty), sizes, work, SLOTS, ADD)),
         (sum_distances, ((parts_ptr, band_ptr, ends_ptr), (band_full, band_empty), sizes, work, spans, GRAD)),
-        (produce, (load, (kv_full, kv_empty, full, empty), sizes, work, sizes, sizes, STAGES, 0, 0, 0, 0)),
+        (produce, (load, (kv_full, kv_empty, full, empty), sizes, work, sizes, STAGES, 0, 0, 0, 0)),
     ], [4, 4, 2, 1], [CONSUMER_REGISTERS, ADDER_REGISTERS, REGISTERS, REGISTERS])  # fmt: skip

@@ -86,12 +86,13 @@ def prepare_queries(
 @triton.jit
 def split_keys(
     at, tiles, count, positions, masks, q_length, k_length, offset, left, right, lo, hi, BM: tl.constexpr, KEYS: tl.constexpr,
-    OWN: tl.constexpr,
+    OWN: tl.constexpr, BY_DISTANCE: tl.constexpr = False,
 ):  # fmt: skip
     """tiles [.., count, 9] as in kernel.load_tiles, of queries: first, right0, right1, left0, left1, last, clear0, clear1, offset.
 
     A block that no query sees visits the first tile, in which all pairs are masked; one in which the last key is a consumer's, and not its
-    last one, has near tiles alone, all masked: the bias's gradient must not count what lies behind the keys.
+    last one, has near tiles alone, all masked: the bias's gradient must not count what lies behind the keys. BY_DISTANCE: masked tiles are far
+    too where all of their distances are, and those that no query sees.
     """
     b, n0 = at // count, at % count * KEYS
     offset = add_start(positions, offset, b)
@@ -102,12 +103,20 @@ def split_keys(
     whole = tl.where((n0 + KEYS <= k_length) | (k_length % OWN == 0), some, 0)
     first = first * some
     last = tl.maximum(last * some, 1)
+    if BY_DISTANCE:
+        right0, left1 = first, last
+        right1 = tl.minimum(tl.maximum(tl.maximum(n0 + offset - hi + 1, 0) // BM, first), last)
+        right1 = tl.where(some != 0, right1, last)
+        left0 = tl.minimum(tl.maximum(tl.cdiv(tl.maximum(n0 + KEYS - 1 + offset - lo, 0), BM), right1), last)
+    else:
+        right0, right1 = tl.where(whole != 0, right0, first), tl.where(whole != 0, right1, first)
+        left0, left1 = tl.where(whole != 0, left0, last), tl.where(whole != 0, left1, last)
     to = tiles + at * 9
     tl.store(to, first)
-    tl.store(to + 1, tl.where(whole != 0, right0, first))
-    tl.store(to + 2, tl.where(whole != 0, right1, first))
-    tl.store(to + 3, tl.where(whole != 0, left0, last))
-    tl.store(to + 4, tl.where(whole != 0, left1, last))
+    tl.store(to + 1, right0)
+    tl.store(to + 2, right1)
+    tl.store(to + 3, left0)
+    tl.store(to + 4, left1)
     tl.store(to + 5, last)
     tl.store(to + 6, clear0)
     tl.store(to + 7, clear1 * whole)

@@ -47,14 +47,6 @@ def can_copy(band: Band, other: int) -> bool:
 
 
 @gluon.jit
-def is_copied(m0, n0, offset, reach, q_length, k_length, BM: gl.constexpr, KEYS: gl.constexpr):
-    """Whether all pairs of a tile exist and have distances within the reach."""
-    lo, hi = reach
-    dist = n0 - m0 + offset
-    return (dist - (BM - 1) >= lo) & (dist + (KEYS - 1) <= hi) & (m0 + BM <= q_length) & (n0 + KEYS <= k_length)
-
-
-@gluon.jit
 def copy_tiles(
     copies, count, head, m0, n0, BM: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr, MASS: gl.constexpr, ENDS: gl.constexpr
 ):  # fmt: skip
@@ -157,13 +149,11 @@ def load_by_columns(
 
 
 @gluon.jit
-def load_by_rows(
-    band, head, first, dist, length, OWN: gl.constexpr, OTHER: gl.constexpr, L: gl.constexpr, WITHIN: gl.constexpr
-):  # fmt: skip
+def load_by_rows(band, head, first, dist, length, OWN: gl.constexpr, OTHER: gl.constexpr, L: gl.constexpr):
     """float32 [OWN, OTHER]: own tokens as rows. `first` may lie after the last token."""
     ptr, d_ptr, size, pitch, origin, lo, hi = band
     row, eight, column = coordinates(by_eights(gl.zeros([OWN, OTHER], gl.float32, L)))
-    if WITHIN and lies_within(band, dist, OWN, OTHER) & (first + OWN <= length):
+    if lies_within(band, dist, OWN, OTHER) & (first + OWN <= length):
         begin = begin_aligned(band, head, first, dist)
         x = gl.load((ptr + begin) + (row * (pitch // 16 * 16) + column) + 8 * eight)
     else:
@@ -174,17 +164,17 @@ def load_by_rows(
 
 
 @gluon.jit
-def store_by_columns(band, outer, x, head, first, dist, length, scale, WITHIN: gl.constexpr):
-    """scale * x [OTHER, OWN] within the span into the gradient's band; sums of x over other tokens beyond the span are added to outer
+def store_by_columns(band, outer, x, head, first, dist, length):
+    """x [OTHER, OWN] within the span into the gradient's band; sums of x over other tokens beyond the span are added to outer
     [own tokens] by two programs at most: the same bits in either order."""
     ptr, d_ptr, size, pitch, origin, lo, hi = band
     OTHER: gl.constexpr = x.shape[0]
     OWN: gl.constexpr = x.shape[1]
     x = by_eights(x)
     row, eight, column = coordinates(x)
-    low = (x * scale).to(d_ptr.dtype.element_ty)
+    low = x.to(d_ptr.dtype.element_ty)
     begin = begin_tile(band, head, first)
-    if WITHIN and lies_within(band, dist, OWN, OTHER) & (first + OWN <= length):
+    if lies_within(band, dist, OWN, OTHER) & (first + OWN <= length):
         gl.store((d_ptr + (begin + dist)) + (row + column * pitch) + 8 * pitch * eight, low)
     else:
         own = column + 8 * eight
@@ -198,14 +188,14 @@ def store_by_columns(band, outer, x, head, first, dist, length, scale, WITHIN: g
 
 
 @gluon.jit
-def store_by_query(band, outer, buffer, x, head, first, dist, length, scale):
+def store_by_query(band, outer, buffer, x, head, first, dist, length):
     """store_by_columns by way of shared memory, [own, other]: 16 bytes of one token at a time. Up to 7 zeros beside the span are stored too, in
     the room between tokens' rows."""
     ptr, d_ptr, size, pitch, origin, lo, hi = band
     OTHER: gl.constexpr = x.shape[0]
     OWN: gl.constexpr = x.shape[1]
     L: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
-    buffer.permute((1, 0)).store((x * scale).to(d_ptr.dtype.element_ty))
+    buffer.permute((1, 0)).store(x)
     gl.thread_barrier()
     low = buffer.load(L)
     own = gl.expand_dims(gl.arange(0, OWN, gl.SliceLayout(1, L)), 1)
@@ -216,21 +206,21 @@ def store_by_query(band, outer, buffer, x, head, first, dist, length, scale):
     is_stored = (eight + 7 >= lo) & (eight <= hi) & (own < length - first)
     place = (d_ptr + begin_aligned(band, head, first, dist)) + (own * (pitch // 16 * 16) + other)
     gl.store(place, gl.where(is_inside, low, 0.0).to(d_ptr.dtype.element_ty), mask=is_stored)
-    beyond = gl.sum(gl.where(is_inside, 0.0, low.to(gl.float32)), 1) * (1.0 / scale)
+    beyond = gl.sum(gl.where(is_inside, 0.0, low.to(gl.float32)), 1)
     gl.atomic_add(outer + first + gl.arange(0, OWN, beyond.type.layout), beyond, sem="relaxed")
 
 
 @gluon.jit
-def store_by_rows(band, x, below, above, head, first, dist, length, scale, WITHIN: gl.constexpr):
-    """scale * x [OWN, OTHER] between the ends of the span into the gradient's band; and each thread's sums of x at and beyond the ends."""
+def store_by_rows(band, x, below, above, head, first, dist, length):
+    """x [OWN, OTHER] between the ends of the span into the gradient's band; and each thread's sums of x at and beyond the ends."""
     ptr, d_ptr, size, pitch, origin, lo, hi = band
     OWN: gl.constexpr = x.shape[0]
     OTHER: gl.constexpr = x.shape[1]
     x = by_eights(x)
     row, eight, column = coordinates(x)
-    low = (x * scale).to(d_ptr.dtype.element_ty)
+    low = x.to(d_ptr.dtype.element_ty)
     # more than lies_within: the ends are sums
-    if WITHIN and (dist - (OWN - 1) > lo) & (dist + (OTHER - 1) < hi) & (first + OWN <= length):
+    if (dist - (OWN - 1) > lo) & (dist + (OTHER - 1) < hi) & (first + OWN <= length):
         begin = begin_aligned(band, head, first, dist)
         gl.store((d_ptr + begin) + (row * (pitch // 16 * 16) + column) + 8 * eight, low)
     else:
@@ -243,10 +233,10 @@ def store_by_rows(band, x, below, above, head, first, dist, length, scale, WITHI
 
 
 @gluon.jit
-def store_row_ends(band, below, above, head, first, length, scale):
+def store_row_ends(band, below, above, head, first, length):
     """The sums that store_by_rows returned, at the ends of the span."""
     ptr, d_ptr, size, pitch, origin, lo, hi = band
-    below, above = gl.sum(below, 1) * scale, gl.sum(above, 1) * scale
+    below, above = gl.sum(below, 1), gl.sum(above, 1)
     own = gl.arange(0, below.shape[0], below.type.layout)
     place = (d_ptr + begin_tile(band, head, first)) + own * (pitch + 1)
     below += gl.where(hi > lo, 0.0, above)  # a span of one distance: it is both ends

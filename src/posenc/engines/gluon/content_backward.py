@@ -2,7 +2,7 @@
 
 Content terms lie in bands in memory (triton/band_layout.py), one number for each token and distance of the span:
 
-    rows [i, r]    states_i . table[r], part of a score          d_rows [i, r]    its gradient, ds
+    rows [i, r]    states_i . table[r], part of a score          d_rows [i, r]    its gradient, ds (less the factor scale)
     cols [j, -r]   k_j . key_table[r], part of a score           d_cols [j, -r]   its gradient, ds
     mass [i, r]    dO_i . value[r], part of dp
 
@@ -40,7 +40,6 @@ from .backward_tiles import HALF, KEYS, NEAR, count_turns, far_query_tile, find_
 from .bands import (
     BANDS,
     COPY,
-    is_copied,
     load_by_columns,
     load_by_rows,
     load_copied,
@@ -143,28 +142,9 @@ def add_dq_and_outer(use, bars, sizes, work, SLOTS: gl.constexpr, ADD: gl.conste
 
 # ---- consumers ----------------------------------------------------------------------------------------------------------
 @gluon.jit
-def store_copied(
-    copies, ds, by_query, by_key, copied, head, m0, n0, CID: gl.constexpr, D_ROWS: gl.constexpr, D_COLS: gl.constexpr
-):  # fmt: skip
-    """ds [keys, queries] into the gradients' bands, by way of shared memory."""
-    band_full, band_empty, rows, cols, mass, d_rows_desc, d_cols_desc = copies
-    if D_ROWS:
-        by_query.permute((1, 0)).store(ds)
-    if D_COLS:
-        by_key.store(ds)
-    fence_async_shared()
-    gl.thread_barrier()
-    mbarrier.arrive(band_empty.index(copied % BANDS))
-    if D_ROWS:
-        tma.async_copy_shared_to_global(d_rows_desc, [m0, head * rows[4] + n0 + rows[5]], by_query)
-    if D_COLS:
-        tma.async_copy_shared_to_global(d_cols_desc, [n0, head * cols[4] + m0 + cols[5]], by_key)
-
-
-@gluon.jit
 def content_step(
     k, v, dk, dv, p_a, below, above, far_keys, step, before, done, head, outer, scale, m0, n0, offset, is_masked, masks, limits, bands, smem, bars,
-    copies, is_tile_copied, copied, by_query, by_key, S_L: gl.constexpr, A_L: gl.constexpr, CID: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, IS_NEAR: gl.constexpr,
+    copies, copied, queries_smem, S_L: gl.constexpr, A_L: gl.constexpr, CID: gl.constexpr, FIRST: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, IS_NEAR: gl.constexpr,
     ROWS: gl.constexpr, COLS: gl.constexpr, MASS: gl.constexpr, D_ROWS: gl.constexpr, D_COLS: gl.constexpr, WINDOW: gl.constexpr,
     PADDED: gl.constexpr, DOCS: gl.constexpr, COPIED: gl.constexpr, LOADED: gl.constexpr,
 ):  # fmt: skip
@@ -174,7 +154,6 @@ def content_step(
     full, empty, ds_full, ds_empty = bars
     q_length, k_length, left, right = limits
     rows, cols, mass = bands
-    WITHIN: gl.constexpr = not COPIED
     BM: gl.constexpr = q_smem.shape[3]
     D: gl.constexpr = q_smem.shape[4]
     at = step % STAGES
@@ -187,20 +166,20 @@ def content_step(
     begin = zero
     if IS_NEAR and LOADED:
         begin = load_with_ends(copies[2], copies, copied, dist, rows[5], rows[6], CID, S_L)
-    elif IS_NEAR and COPIED and is_tile_copied:
+    elif IS_NEAR and COPIED:
         begin = load_copied(copies, copied, CID, ROWS, COLS, S_L)
     else:
         if IS_NEAR and ROWS:
-            begin = load_by_columns(rows, head, m0, dist, q_length, HALF, BM, S_L, WITHIN)
+            begin = load_by_columns(rows, head, m0, dist, q_length, HALF, BM, S_L)
         if IS_NEAR and COLS:
-            begin += load_by_rows(cols, head, n0, -dist, k_length, HALF, BM, S_L, WITHIN)
+            begin += load_by_rows(cols, head, n0, -dist, k_length, HALF, BM, S_L)
     if COLS and not IS_NEAR:
         begin += along_rows(far_keys, zero)
     begin_dp = zero
     if IS_NEAR and LOADED and MASS:
         begin_dp = load_with_ends(copies[4], copies, copied, dist, mass[5], mass[6], CID, S_L)
     elif IS_NEAR and MASS:
-        begin_dp = load_by_columns(mass, head, m0, dist, q_length, HALF, BM, S_L, WITHIN)
+        begin_dp = load_by_columns(mass, head, m0, dist, q_length, HALF, BM, S_L)
     mbarrier.wait(full.index(at), (step // STAGES) & 1)
     if (IS_NEAR and ROWS) or COLS:
         s = warpgroup_mma(k, q.permute((1, 0)), begin, is_async=True)
@@ -215,7 +194,7 @@ def content_step(
     dk = warpgroup_mma(ds_before, q_smem.index(before).reshape([BM, D]), dk, use_acc=done > 1, is_async=True)
     lse = stats.slice(0, BM, 1).load(S_L)
     s = warpgroup_mma_wait(3, deps=(s,))
-    if IS_NEAR:
+    if IS_NEAR or COPIED:
         if is_masked:
             s = hide(s, m0, n0, masks, limits, S_L, WINDOW, PADDED, DOCS)
     p = gl.exp2(s * scale - lse)
@@ -225,27 +204,35 @@ def content_step(
     mbarrier.wait(ds_empty.index(slot), ((step // SLOTS) & 1) ^ 1)
     dp = warpgroup_mma_wait(2, deps=(dp,))
     ds = p * (dp - delta)
-    ds_smem.index(slot).slice(CID * HALF, HALF, 0).store(ds.to(q_smem.dtype))
+    low = ds.to(q_smem.dtype)
+    own_ds = ds_smem.index(slot).slice(CID * HALF, HALF, 0)
+    own_ds.store(low)
+    by_query = queries_smem
+    if COPIED and D_ROWS:
+        by_query = queries_smem.index(FIRST + step % 2).reshape([BM, COPY])
+        if IS_NEAR:
+            by_query.permute((1, 0)).store(low)
     if COPIED or LOADED:
-        tma.store_wait(0)  # what by_query and by_key held before is read by now
+        tma.store_wait(0)  # the copy engine has read the tiles of the step before
     fence_async_shared()
     gl.thread_barrier()
     mbarrier.arrive(ds_full.index(slot))
-    if IS_NEAR and LOADED:
+    if IS_NEAR and (COPIED or LOADED):
         mbarrier.arrive(copies[1].index(copied % BANDS))
-    natural = scale * 0.6931471805599453
-    if IS_NEAR and COPIED and is_tile_copied:
-        store_copied(
-            copies, (ds * natural).to(q_smem.dtype), by_query, by_key, copied, head, m0, n0, CID, D_ROWS, D_COLS
-        )
+    if IS_NEAR and COPIED:
+        if D_ROWS:
+            tma.async_copy_shared_to_global(copies[5], [m0, head * rows[2] + n0 + copies[2][5]], by_query)
+        if D_COLS:
+            tma.async_copy_shared_to_global(copies[6], [n0, head * cols[2] + m0 + copies[3][5]], own_ds)
     else:
-        if IS_NEAR and D_ROWS and (COPIED or LOADED):
-            store_by_query(rows, outer, by_query, ds, head, m0, dist, q_length, natural)
+        if IS_NEAR and D_ROWS and LOADED:
+            buffer = queries_smem.index(FIRST).reshape([BM, COPY])
+            store_by_query(rows, outer, buffer, low, head, m0, dist, q_length)
         elif IS_NEAR and D_ROWS:
-            store_by_columns(rows, outer, ds, head, m0, dist, q_length, natural, WITHIN)
+            store_by_columns(rows, outer, ds, head, m0, dist, q_length)
         if D_COLS:
             if IS_NEAR:
-                below, above = store_by_rows(cols, ds, below, above, head, n0, -dist, k_length, natural, WITHIN)
+                below, above = store_by_rows(cols, ds, below, above, head, n0, -dist, k_length)
             else:
                 below += gl.sum(by_eights(ds), 1)
     dk, dv = warpgroup_mma_wait(0, deps=(dk, dv))
@@ -255,7 +242,7 @@ def content_step(
 
 @gluon.jit
 def consume_content(
-    use, smem, mask_rows, bars, sizes, work, limits, bands, copies, reach, scale, CID: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr,
+    use, smem, mask_rows, bars, sizes, work, limits, bands, copies, scale, CID: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr,
     ROWS: gl.constexpr, COLS: gl.constexpr, MASS: gl.constexpr, D_ROWS: gl.constexpr, D_COLS: gl.constexpr, WINDOW: gl.constexpr,
     PADDED: gl.constexpr, DOCS: gl.constexpr, COPIED: gl.constexpr, LOADED: gl.constexpr,
 ):  # fmt: skip
@@ -271,14 +258,11 @@ def consume_content(
     S_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BM, 16])
     O_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     A_L: gl.constexpr = gl.DotOperandLayout(0, O_L, 2)
-    by_query = band_smem.index(CID)
-    by_key = band_smem.index(CID)
     OUTS: gl.constexpr = o_smem.shape[0] // 2  # of dk and dv: one place for each, or one for both
-    if COPIED and OUTS == 2:  # dk and dv leave through the same memory
-        by_query = o_smem.index(2 * CID).reshape([BM, COPY])
-        by_key = o_smem.index(2 * CID + 1).reshape([COPY, BM])
-    elif LOADED and OUTS == 2:
-        by_query = o_smem.index(2 * CID).reshape([BM, COPY])
+    queries_smem = band_smem
+    if OUTS == 2:  # tiles of d_rows leave through the same memory as dk and dv
+        queries_smem = o_smem
+    FIRST: gl.constexpr = 2 * CID
     kv_heads = heads // group
     blocks = (k_length + KEYS - 1) // KEYS
     q_tiles = (q_length + BM - 1) // BM
@@ -298,6 +282,9 @@ def consume_content(
             doc_k_ptr + b * doc_k_row,
             doc_queries_ptr + b * doc_queries_row,
         )
+        if COPIED:  # dk and dv of the block before have left their memory, where near tiles write
+            tma.store_wait(0)
+            gl.thread_barrier()
         mbarrier.wait(kv_full.index(0), turn & 1)
         k = k_smem.index(0).reshape([KEYS, D]).slice(CID * HALF, HALF, 0)
         v = v_smem.index(0).reshape([KEYS, D]).slice(CID * HALF, HALF, 0)
@@ -316,10 +303,11 @@ def consume_content(
                 far_keys = gl.load(key_ends_ptr + head.to(gl.int64) * 2 * key_ends_row + j)
             below = nothing
             for t in range(right1 - right0):
-                m0 = far_query_tile(t, right0, right1, block * spread, blocks) * BM
+                tile = far_query_tile(t, right0, right1, block * spread, blocks)
+                is_masked = (tile < clear0) | (tile >= clear1)
                 dk, dv, p_a, below, _ = content_step(
-                    k, v, dk, dv, p_a, below, below, far_keys, step, before, done, head, outer, scale, m0, n0, offset, False, masks, limits, bands,
-                    smem, tile_bars, copies, False, copied, by_query, by_key, S_L, A_L, CID, STAGES, SLOTS, False, ROWS, COLS, MASS, D_ROWS, D_COLS, WINDOW, PADDED,
+                    k, v, dk, dv, p_a, below, below, far_keys, step, before, done, head, outer, scale, tile * BM, n0, offset, is_masked, masks, limits, bands,
+                    smem, tile_bars, copies, copied, queries_smem, S_L, A_L, CID, FIRST, STAGES, SLOTS, False, ROWS, COLS, MASS, D_ROWS, D_COLS, WINDOW, PADDED,
                     DOCS, COPIED, LOADED,
                 )  # fmt: skip
                 before = step % STAGES
@@ -329,10 +317,11 @@ def consume_content(
                 far_keys = gl.load(key_ends_ptr + (head.to(gl.int64) * 2 + 1) * key_ends_row + j)
             above = nothing
             for t in range(left1 - left0):
-                m0 = far_query_tile(t, left0, left1, block * spread, blocks) * BM
+                tile = far_query_tile(t, left0, left1, block * spread, blocks)
+                is_masked = (tile < clear0) | (tile >= clear1)
                 dk, dv, p_a, above, _ = content_step(
-                    k, v, dk, dv, p_a, above, above, far_keys, step, before, done, head, outer, scale, m0, n0, offset, False, masks, limits, bands,
-                    smem, tile_bars, copies, False, copied, by_query, by_key, S_L, A_L, CID, STAGES, SLOTS, False, ROWS, COLS, MASS, D_ROWS, D_COLS, WINDOW, PADDED,
+                    k, v, dk, dv, p_a, above, above, far_keys, step, before, done, head, outer, scale, tile * BM, n0, offset, is_masked, masks, limits, bands,
+                    smem, tile_bars, copies, copied, queries_smem, S_L, A_L, CID, FIRST, STAGES, SLOTS, False, ROWS, COLS, MASS, D_ROWS, D_COLS, WINDOW, PADDED,
                     DOCS, COPIED, LOADED,
                 )  # fmt: skip
                 before = step % STAGES
@@ -341,23 +330,17 @@ def consume_content(
             for t in range(last - first - far_tiles):
                 tile = near_tile(t, first, right0, right1, left0, left1)
                 is_masked = (tile < clear0) | (tile >= clear1)
-                is_tile_copied = is_masked
-                if COPIED:
-                    is_tile_copied = is_copied(tile * BM, block * KEYS, offset, reach, q_length, k_length, BM, KEYS)
                 dk, dv, p_a, below, above = content_step(
                     k, v, dk, dv, p_a, below, above, far_keys, step, before, done, head, outer, scale, tile * BM, n0, offset, is_masked, masks, limits, bands,
-                    smem, tile_bars, copies, is_tile_copied, copied, by_query, by_key, S_L, A_L, CID, STAGES, SLOTS, True, ROWS, COLS, MASS, D_ROWS, D_COLS, WINDOW,
+                    smem, tile_bars, copies, copied, queries_smem, S_L, A_L, CID, FIRST, STAGES, SLOTS, True, ROWS, COLS, MASS, D_ROWS, D_COLS, WINDOW,
                     PADDED, DOCS, COPIED, LOADED,
                 )  # fmt: skip
                 before = step % STAGES
                 step += 1
                 done += 1
-                if COPIED:
-                    copied += gl.where(is_tile_copied, 1, 0)
-                if LOADED:
-                    copied += 1
+                copied += 1
             if D_COLS:
-                store_row_ends(cols, below, above, head, n0, k_length, natural)
+                store_row_ends(cols, below, above, head, n0, k_length)
 
         mbarrier.arrive(kv_empty.index(0))
         dv = warpgroup_mma(p_a, do_smem.index(before).reshape([BM, D]), dv, use_acc=done > 1, is_async=True)
@@ -385,7 +368,7 @@ def consume_content(
         "key_ends_row", "q_length", "k_length", "heads", "group", "batch", "spread", "left", "right", "tiles_row", "order_row", "real_row",
         "doc_q_row", "doc_k_row", "doc_queries_row", "rows_size", "rows_pitch", "rows_origin", "rows_lo", "rows_hi", "cols_size", "cols_pitch",
         "cols_origin", "cols_lo", "cols_hi", "mass_size", "mass_pitch", "mass_origin", "mass_lo", "mass_hi", "rows_shift", "cols_shift", "mass_shift",
-        "reach_lo", "reach_hi", "scale",
+        "scale",
     ]
 )  # fmt: skip
 def backward_content(
@@ -401,7 +384,7 @@ def backward_content(
     rows_ptr, d_rows_ptr, rows_size, rows_pitch, rows_origin, rows_lo, rows_hi,  # bands, or unused; size: elements of a head
     cols_ptr, d_cols_ptr, cols_size, cols_pitch, cols_origin, cols_lo, cols_hi,
     mass_ptr, mass_size, mass_pitch, mass_origin, mass_lo, mass_hi,
-    rows_shift, cols_shift, mass_shift, reach_lo, reach_hi,  # of tiles that are copied: band_layout.Band.shift, and the distances that both bands have
+    rows_shift, cols_shift, mass_shift,  # of tiles that are copied: band_layout.Band.shift
     STAGES: gl.constexpr, SLOTS: gl.constexpr, ADD: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr, MASS: gl.constexpr,
     D_ROWS: gl.constexpr, D_COLS: gl.constexpr, WINDOW: gl.constexpr, PADDED: gl.constexpr, DOCS: gl.constexpr, COPIED: gl.constexpr, LOADED: gl.constexpr,
     CONSUMER_REGISTERS: gl.constexpr, ADDER_REGISTERS: gl.constexpr, REGISTERS: gl.constexpr,
@@ -445,7 +428,7 @@ def backward_content(
     if LOADED:
         row_ends_smem = gl.allocate_shared_memory(gl.float32, [2 * BANDS, 1, BM], row_ends_desc.layout)
     if OUTS == 1:
-        band_smem = gl.allocate_shared_memory(DTYPE, [2, BM, COPY], rows_desc.layout)
+        band_smem = gl.allocate_shared_memory(DTYPE, [4, BM, COPY], rows_desc.layout)
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     kv_full = gl.allocate_shared_memory(gl.int64, [1, 1], BARRIER)
     kv_empty = gl.allocate_shared_memory(gl.int64, [1, 1], BARRIER)
@@ -486,11 +469,10 @@ def backward_content(
         (cols_desc, cols_desc, cols_smem, cols_smem, cols_size, cols_shift),
         (mass_desc, mass_ends_desc, mass_smem, mass_ends_smem, mass_size, mass_shift), d_rows_desc, d_cols_desc,
     )  # fmt: skip
-    reach = (reach_lo, reach_hi)
     # Constants are written in the calls: in a tuple with a name they would become tensors.
     gl.warp_specialize([
-        (consume_content, (use, smem, masks, bars, sizes, work, limits, bands, copies, reach, scale, 0, STAGES, SLOTS, ROWS, COLS, MASS, D_ROWS, D_COLS, WINDOW, PADDED, DOCS, COPIED, LOADED)),
-        (consume_content, (use, smem, masks, bars, sizes, work, limits, bands, copies, reach, scale, 1, STAGES, SLOTS, ROWS, COLS, MASS, D_ROWS, D_COLS, WINDOW, PADDED, DOCS, COPIED, LOADED)),
+        (consume_content, (use, smem, masks, bars, sizes, work, limits, bands, copies, scale, 0, STAGES, SLOTS, ROWS, COLS, MASS, D_ROWS, D_COLS, WINDOW, PADDED, DOCS, COPIED, LOADED)),
+        (consume_content, (use, smem, masks, bars, sizes, work, limits, bands, copies, scale, 1, STAGES, SLOTS, ROWS, COLS, MASS, D_ROWS, D_COLS, WINDOW, PADDED, DOCS, COPIED, LOADED)),
         (add_dq_and_outer, ((dq_ptr, outer_ptr, k_smem, ds_smem, dq_smem, ones_smem), (kv_full, kv_empty, ds_full, ds_empty), sizes, work, SLOTS, ADD, D_ROWS)),
-        (produce, (load, (kv_full, kv_empty, full, empty), sizes, work, copies, reach, STAGES, COPY_ROWS, COPY_COLS, COPY_MASS, LOADED)),
+        (produce, (load, (kv_full, kv_empty, full, empty), sizes, work, copies, STAGES, COPY_ROWS, COPY_COLS, COPY_MASS, LOADED)),
     ], [4, 4, 1], [CONSUMER_REGISTERS, ADDER_REGISTERS, REGISTERS])  # fmt: skip

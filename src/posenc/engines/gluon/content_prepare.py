@@ -17,7 +17,7 @@ from .backward_prepare import split_keys
 )  # fmt: skip
 def prepare_content(
     out, do, d_lse, lse, stats, dq, tiles, blocks, count, positions, masks, row_ends, mass_ends, ends_row, heads, batch_heads, q_length, k_length,
-    offset, left, right, lo, hi, scale2, D: tl.constexpr, BM: tl.constexpr, KEYS: tl.constexpr,
+    offset, left, right, lo, hi, scale2, D: tl.constexpr, BM: tl.constexpr, KEYS: tl.constexpr, BY_DISTANCE: tl.constexpr,
 ):  # fmt: skip
     """The first programs take a tile of queries each, the others a block of keys. row_ends, mass_ends: float32 [B, H, 2, ends_row] or None.
 
@@ -52,7 +52,9 @@ def prepare_content(
         tl.store(dq + (bh * tiles_of_queries + tile) * BM * D + tl.arange(0, BM * D), tl.zeros([BM * D], tl.float32))
     else:
         at = pid - batch_heads * tiles_of_queries
-        split_keys(at, tiles, count, positions, masks, q_length, k_length, offset, left, right, lo, hi, BM, KEYS, KEYS)
+        split_keys(
+            at, tiles, count, positions, masks, q_length, k_length, offset, left, right, lo, hi, BM, KEYS, KEYS, BY_DISTANCE
+        )  # fmt: skip
 
 
 @triton.jit(
@@ -95,9 +97,9 @@ def clear_rest(
             )
 
 
-@triton.jit(do_not_specialize=["row", "blocks", "q_length", "offset", "size", "pitch", "origin", "lo", "hi", "scale"])
+@triton.jit(do_not_specialize=["row", "blocks", "q_length", "offset", "size", "pitch", "origin", "lo", "hi"])
 def finish_rows(
-    outer, d_rows, row, blocks, q_length, offset, size, pitch, origin, lo, hi, scale, BM: tl.constexpr, KEYS: tl.constexpr
+    outer, d_rows, row, blocks, q_length, offset, size, pitch, origin, lo, hi, BM: tl.constexpr, KEYS: tl.constexpr
 ):  # fmt: skip
     """Adds what lies beyond the span, outer [B H, blocks, row], to the ends of d_rows."""
     tiles = tl.cdiv(q_length, BM)
@@ -112,9 +114,9 @@ def finish_rows(
         above += tl.where(on_left, 0.0, x)
     place = d_rows + bh * size + (i.to(tl.int64) * (pitch + 1) - origin)
     if hi > lo:
-        last = tl.load(place + hi, mask=valid, other=0.0).to(tl.float32) + above * scale
+        last = tl.load(place + hi, mask=valid, other=0.0).to(tl.float32) + above
         tl.store(place + hi, last.to(d_rows.dtype.element_ty), mask=valid)
     else:
         below += above
-    first = tl.load(place + lo, mask=valid, other=0.0).to(tl.float32) + below * scale
+    first = tl.load(place + lo, mask=valid, other=0.0).to(tl.float32) + below
     tl.store(place + lo, first.to(d_rows.dtype.element_ty), mask=valid)

@@ -1,6 +1,7 @@
 """The forward kernel for Hopper, in Gluon: attention with a bias by distance, slopes, causality, windows, padding, documents.
 
-A program is one producer warp, which copies tiles by TMA, and three consumer warpgroups of 64 queries each. Keys and values pass
+A program is one producer warp, which copies tiles by TMA, and three consumer warpgroups of 64 queries each (two, where the third would
+have none). Keys and values pass
 through a ring of STAGES slots in shared memory. Slot t of a block holds keys t and values t - 1, which is what step t multiplies:
 
     step            0              1                2                    n
@@ -525,12 +526,11 @@ def forward(
     scale,  # base 2
     q_length, k_length, heads, group, batch_heads, section, left, right, tiles_row, bias_row, bits_row, doc_q_row, doc_k_row,
     doc_keys_row, lo, hi,
-    STAGES: gl.constexpr, TURNS: gl.constexpr, TABLE: gl.constexpr, SLOPES: gl.constexpr, WINDOW: gl.constexpr,
+    NC: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr, TABLE: gl.constexpr, SLOPES: gl.constexpr, WINDOW: gl.constexpr,
     PADDED: gl.constexpr, DOCS: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
-    """out and lse. Limits: -left <= j - i - (k_length - q_length) <= right, left only if WINDOW; lo, hi: the span of the table, or
+    """out and lse, by NC consumers, three or two. Limits: -left <= j - i - (k_length - q_length) <= right, left only if WINDOW; lo, hi: the span of the table, or
     beyond every distance without one; *row: strides over heads or batch rows, 0 for one that all share."""
-    NC: gl.constexpr = CONSUMERS
     q_smem, o_smem, k_smem, v_smem = make_buffers(q_desc, k_desc, v_desc, o_desc, NC, STAGES)
     bars = make_barriers(NC, 1) + make_barriers(STAGES, NC)
     fence_async_shared()
@@ -540,9 +540,16 @@ def forward(
     masks = (bits_ptr, doc_q_ptr, doc_k_ptr, doc_keys_ptr, bits_row, doc_q_row, doc_k_row, doc_keys_row)
     sizes = (q_length, k_length, heads, group, batch_heads, section, left, right, tiles_row)
     # Constants are repeated in each call: in a tuple that has a name they would become tensors.
-    gl.warp_specialize([
-        (consume, (use, masks, bars, sizes, scale, 0, NC, STAGES, TURNS, TABLE, SLOPES, WINDOW, PADDED, DOCS)),
-        (consume, (use, masks, bars, sizes, scale, 1, NC, STAGES, TURNS, TABLE, SLOPES, WINDOW, PADDED, DOCS)),
-        (consume, (use, masks, bars, sizes, scale, 2, NC, STAGES, TURNS, TABLE, SLOPES, WINDOW, PADDED, DOCS)),
-        (produce, (load, bars, sizes, NC, STAGES)),
-    ], [4, 4, 1], [CONSUMER_REGISTERS, CONSUMER_REGISTERS, PRODUCER_REGISTERS])  # fmt: skip
+    if NC == 2:
+        gl.warp_specialize([
+            (consume, (use, masks, bars, sizes, scale, 0, NC, STAGES, TURNS, TABLE, SLOPES, WINDOW, PADDED, DOCS)),
+            (consume, (use, masks, bars, sizes, scale, 1, NC, STAGES, TURNS, TABLE, SLOPES, WINDOW, PADDED, DOCS)),
+            (produce, (load, bars, sizes, NC, STAGES)),
+        ], [4, 1], [CONSUMER_REGISTERS, PRODUCER_REGISTERS])  # fmt: skip
+    else:
+        gl.warp_specialize([
+            (consume, (use, masks, bars, sizes, scale, 0, NC, STAGES, TURNS, TABLE, SLOPES, WINDOW, PADDED, DOCS)),
+            (consume, (use, masks, bars, sizes, scale, 1, NC, STAGES, TURNS, TABLE, SLOPES, WINDOW, PADDED, DOCS)),
+            (consume, (use, masks, bars, sizes, scale, 2, NC, STAGES, TURNS, TABLE, SLOPES, WINDOW, PADDED, DOCS)),
+            (produce, (load, bars, sizes, NC, STAGES)),
+        ], [4, 4, 1], [CONSUMER_REGISTERS, CONSUMER_REGISTERS, PRODUCER_REGISTERS])  # fmt: skip

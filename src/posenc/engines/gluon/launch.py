@@ -24,6 +24,7 @@ class PlainTile(NamedTuple):
     stages: int
     turns: bool = True  # whether consumers take turns on the tensor cores (ping-pong)
     heads: int = 0  # causal: heads (of all batch rows) whose blocks are scheduled together; 0: all
+    consumers: int = CONSUMERS.value  # warpgroups of 64 queries, three or two
 
 
 TILES = {64: PlainTile(128, 4), 128: PlainTile(64, 4)}
@@ -35,23 +36,38 @@ def run_forward(
     launch: Launch, x: Inputs, num: Numbers, scale: float, out: Tensor, lse: Tensor, tile: PlainTile | None = None
 ) -> tuple[Tensor, Tensor, None]:
     """Fills out [B, H, Lq, D] and lse [B, H, Lq rounded up to 64] (base 2), and returns what triton.launch.run_forward does."""
-    tile = tile or TILES[x.q.shape[3]]
+    tile = tile or choose_tile(x.q.shape[3], x.q.shape[2])
     return launch_forward(
         launch, forward, x, num, scale, out, lse, tile.keys, (num.lo, num.hi), (num.lo, num.hi), PAD.value, section=tile.heads,
-        tables=(lse if x.slopes is None else x.slopes,), STAGES=tile.stages, TURNS=tile.turns, TABLE=x.bias is not None, SLOPES=x.slopes is not None,
+        consumers=tile.consumers, tables=(lse if x.slopes is None else x.slopes,), NC=tile.consumers, STAGES=tile.stages, TURNS=tile.turns, TABLE=x.bias is not None, SLOPES=x.slopes is not None,
     )  # fmt: skip
+
+
+def record_forward(launch: Launch, x: Inputs, num: Numbers, scale: float, out: Tensor, lse: Tensor) -> None:
+    """The launches of texts of every length, where launches are recorded."""
+    for consumers in (2, 3):
+        run_forward(launch, x, num, scale, out, lse, TILES[x.q.shape[3]]._replace(consumers=consumers))
+
+
+def choose_tile(size: int, queries: int) -> PlainTile:
+    """With two consumers where a block of a third would be empty, in texts of one or two blocks."""
+    tile = TILES[size]
+    return (
+        tile._replace(consumers=2) if queries <= 2 * ROWS.value or 3 * ROWS.value < queries <= 4 * ROWS.value else tile
+    )
 
 
 def launch_forward(
     launch: Launch, kernel, x: Inputs, num: Numbers, scale: float, out: Tensor, lse: Tensor, keys: int, near: tuple[int, int],
-    span: tuple[int, int], side: int, descriptors=(), tables=(), table_heads=(), section: int = 0, **constants
+    span: tuple[int, int], side: int, descriptors=(), tables=(), table_heads=(), last=(), section: int = 0, made=None,
+    consumers: int = CONSUMERS.value, **constants
 ) -> tuple[Tensor, Tensor, None]:  # fmt: skip
-    """prepare_blocks, then a forward kernel. section: heads whose blocks are scheduled together, if causal; descriptors, tables,
-    table_heads, constants: what only this kernel takes."""
+    """prepare_blocks (unless it was `made` before), then a forward kernel. section: heads whose blocks are scheduled together, if causal; descriptors,
+    tables, table_heads, last, constants: what only this kernel takes."""
     q, k, v = x.q, x.k, x.v
     batch, heads, q_length, _ = q.shape
-    k_length, queries = k.shape[2], ROWS.value * CONSUMERS.value
-    tiles, bias, width, bits = prepare_blocks(launch, x, num, scale, lse, queries, keys, near, span, side)
+    k_length, queries = k.shape[2], ROWS.value * consumers
+    tiles, bias, width, bits = made or prepare_blocks(launch, x, num, scale, lse, queries, keys, near, span, side)
     count = tiles.shape[1]
     masks, mask_rows = zip(*(_rows(y, lse) for y in (bits, x.doc_q, x.doc_k, x.doc_q_keys)), strict=True)
     processors = torch.cuda.get_device_properties(q.device).multi_processor_count
@@ -60,7 +76,7 @@ def launch_forward(
         kernel, min(batch * heads * count, processors), _describe(q, ROWS.value), _describe(k, keys), _describe(v, keys),
         _describe(out, ROWS.value), *descriptors, lse, tiles, lse if bias is None else bias, *tables, *masks, scale * LOG2E,
         q_length, k_length, heads, heads // k.shape[1], batch * heads, section, NO_LIMIT if num.left < 0 else num.left,
-        NO_LIMIT if num.right < 0 else num.right, 0 if tiles.shape[0] == 1 else count * NUMBERS.value, *table_heads, width, *mask_rows, *span,
+        NO_LIMIT if num.right < 0 else num.right, 0 if tiles.shape[0] == 1 else count * NUMBERS.value, *table_heads, width, *mask_rows, *span, *last,
         **constants, WINDOW=num.left >= 0, PADDED=bits is not None, DOCS=x.doc_q is not None,
         CONSUMER_REGISTERS=REGISTERS[0], PRODUCER_REGISTERS=REGISTERS[1], num_warps=4,
     )  # fmt: skip

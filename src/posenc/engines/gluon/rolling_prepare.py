@@ -11,20 +11,8 @@ from .backward_prepare import split_keys
 
 
 @triton.jit(
-    do_not_specialize=[
-        "blocks",
-        "count",
-        "heads",
-        "batch_heads",
-        "q_length",
-        "k_length",
-        "offset",
-        "left",
-        "right",
-        "lo",
-        "hi",
-    ]
-)
+    do_not_specialize=["blocks", "count", "heads", "batch_heads", "q_length", "k_length", "offset", "left", "right", "lo", "hi"]
+)  # fmt: skip
 def prepare_rolling(
     out, do, d_lse, delta, tiles, blocks, count, positions, masks, heads, batch_heads, q_length, k_length, offset, left, right, lo, hi,
     D: tl.constexpr, BM: tl.constexpr, KEYS: tl.constexpr,

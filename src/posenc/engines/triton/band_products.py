@@ -182,13 +182,13 @@ def _launch_step(launch: Launch, step: int, kernel, programs: int, *args, **cons
             launcher.compile_kernel(kernel, args, constants | {"STEP": other})
 
 
-@triton.jit(do_not_specialize=["heads", "group", "tokens", "begin", "rows", "other_length"])
+@triton.jit(do_not_specialize=["heads", "group", "tokens", "begin", "rows", "other_length", "factor"])
 def states_from_band_kernel(
-    band, table, table_h, table_l, into, heads, group, tokens, begin, rows, other_length,  # table: [H or 1, rows, E]; into: a View
+    band, table, table_h, table_l, into, heads, group, tokens, begin, rows, other_length, factor,  # table: [H or 1, rows, E]; into: a View
     E: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_C: tl.constexpr,
     ACCUMULATE: tl.constexpr, STAGES: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    """band . table of every STEP-th token of a block, summed over the heads of a group. begin: the table's row at the band's
+    """factor * band . table of every STEP-th token of a block, summed over the heads of a group. begin: the table's row at the band's
     origin."""
     blocks = tl.cdiv(tokens, STEP * BLOCK_I)
     pid = tl.program_id(0)
@@ -219,15 +219,16 @@ def states_from_band_kernel(
             acc = matmul(x.to(y.dtype), y, acc)
     i = (own0 + shift + own).to(tl.int64)
     at = into.ptr + b * into.b + h * into.h + i[:, None] * into.l + e[None, :]
+    acc = acc * factor
     if ACCUMULATE:
         acc += tl.load(at, mask=valid[:, None] & channels, other=0.0).to(tl.float32)
     tl.store(at, acc.to(into.ptr.dtype.element_ty), mask=valid[:, None] & channels)
 
 
 def states_from_band(
-    launch: Launch, band: Band, table: Tensor, lo: int, into: Tensor, accumulate: bool, other_length: int | None = None
-) -> None:
-    """The band times a table [H or 1, span, E] whose first distance is lo -> `into` [B, H or Hkv, tokens, E], summed over the
+    launch: Launch, band: Band, table: Tensor, lo: int, into: Tensor, accumulate: bool, other_length: int | None = None, factor: float = 1.0
+) -> None:  # fmt: skip
+    """The band times the factor and a table [H or 1, span, E] whose first distance is lo -> `into` [B, H or Hkv, tokens, E], summed over the
     heads of a group; accumulate: added to what is there. The band has zeros outside its span."""
     batch, groups, tokens, size = into.shape
     heads = band.b // band.h
@@ -242,7 +243,7 @@ def states_from_band(
     step = schedule.choose_row_step(tokens, into.device)
     _launch_step(
         launch, step, states_from_band_kernel, batch * groups * schedule.cdiv(tokens, step * tile.queries) * step, band, table, table.stride(0) if table.shape[0] > 1 else 0, table.stride(1), View(into, *into.stride()[:3]),
-        heads, heads // groups, tokens, band.origin - lo, table.shape[1], other_length, size, block_size, tile.queries, tile.keys, accumulate,
+        heads, heads // groups, tokens, band.origin - lo, table.shape[1], other_length, factor, size, block_size, tile.queries, tile.keys, accumulate,
         STAGES=tile.stages, num_warps=tile.warps,
     )  # fmt: skip
 

@@ -11,14 +11,14 @@ a step can be captured as a CUDA graph. With a cache of fixed size, `key_mask` g
 from __future__ import annotations
 
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ...core.constants import constant
 from ...core.index import Index
-from ...core.torch_modes import transform_reason
+from ...core.torch_modes import pack_tensors, transform_reason, unpack_tensors
 from ..lowering import Facts, LoweredPlan
 from . import decode_schedule
 from .arguments import FAR, Numbers, as_single
@@ -58,13 +58,9 @@ class DecodeInputs(NamedTuple):
 
 def applies(facts: Facts) -> bool:
     """Whether queries are few, nothing needs a gradient, and no term depends on the keys' or values' content."""
-    if (
-        facts.q_length > decode_schedule.MOST_QUERIES
-        or facts.gradient
-        or facts.dropout
-        or facts.documents
-        or facts.further_axes
-    ):
+    if facts.q_length > decode_schedule.MOST_QUERIES or facts.gradient:
+        return False
+    if facts.dropout or facts.documents or facts.further_axes:
         return False
     _, _, key_span, value_span = facts.spans
     if key_span is not None or value_span is not None or (facts.positions == "tokens" and facts.reads_distance):
@@ -97,9 +93,7 @@ def run(
         inputs = inputs._replace(shift=None if shift is None else shift.contiguous(), row_shift=row_shift)
     if not is_traced(q):
         return run_decode(inputs, numbers, scale, lowered.facts.return_lse)
-    present = [number for number, tensor in enumerate(inputs) if tensor is not None]
-    tensors = [inputs[number] for number in present]
-    out, lse = decode_op(tensors, present, list(numbers), scale, lowered.facts.return_lse)
+    out, lse = decode_op(*pack_tensors(inputs), list(numbers), scale, lowered.facts.return_lse)
     return out, lse if lowered.facts.return_lse else None
 
 
@@ -178,13 +172,9 @@ def run_decode(x: DecodeInputs, num: Numbers, scale: float, return_lse: bool) ->
     if out.numel() == 0 or k_length == 0:
         return out.zero_(), None if lse is None else lse.fill_(float("-inf"))
     group, device = heads // kv_heads, q.device
-    tile = decode_schedule.choose_decode_tile(
-        group * q_length, max(size, v_size), q.dtype, device, batch * kv_heads
-    )  # fmt: skip
+    tile = decode_schedule.choose_decode_tile(group * q_length, max(size, v_size), q.dtype, device, batch * kv_heads)
     programs = batch * kv_heads * cdiv(group * q_length, tile.rows)
-    visible = min(
-        k_length, num.left + q_length + num.right
-    )  # keys between the first query's left and the last one's right
+    visible = min(k_length, num.left + q_length + num.right)  # from the first query's left to the last one's right
     splits = decode_schedule.choose_decode_shares(programs, visible, tile, device)
     with launch_on(q):
         shares = rows = states = table = None
@@ -228,9 +218,7 @@ def run_decode(x: DecodeInputs, num: Numbers, scale: float, return_lse: bool) ->
             size, v_size, block_size(size), block_size(v_size), tile.rows, tile.keys,
             extra is not None and extra.dtype == torch.uint8, SCANNED, *blocks,
         )  # fmt: skip
-        launch_known(
-            key, decode, programs * splits, device, arguments, num_warps=tile.warps, num_stages=tile.stages
-        )  # fmt: skip
+        launch_known(key, decode, programs * splits, device, arguments, num_warps=tile.warps, num_stages=tile.stages)
         if shares is not None:
             merged = (
                 shares, out, *out.stride()[:3], lse, heads, q_length, splits, v_size, block_size(v_size), MERGED_AT_ONCE
@@ -293,10 +281,8 @@ def block_size(size: int) -> int:
 def _decode(
     tensors: list[Tensor], present: list[int], numbers: list[int], scale: float, return_lse: bool
 ) -> tuple[Tensor, Tensor]:
-    inputs: list[Tensor | None] = [None] * len(DecodeInputs._fields)
-    for number, tensor in zip(present, tensors, strict=True):
-        inputs[number] = tensor
-    out, lse = run_decode(DecodeInputs(*inputs), Numbers(*numbers), scale, return_lse)  # type: ignore[arg-type]
+    inputs: Any = DecodeInputs(*unpack_tensors(tensors, present, len(DecodeInputs._fields)))  # type: ignore[arg-type]
+    out, lse = run_decode(inputs, Numbers(*numbers), scale, return_lse)
     return out, out.new_empty(0, dtype=torch.float32) if lse is None else lse
 
 

@@ -5,8 +5,8 @@
 
 The steps of a text differ in addresses, in strides of the cache, in the number of keys and, where a table has a row for each distance,
 in the number of its rows alone; everything else is worked out when a Step is made. Served are one lookup (biases, or a table that is
-multiplied with the queries, with shifts or without, or with other states) and slopes, with no masks but causality and a window. Other steps, and those whose
-strides ask for another variant of the kernel, go through run_decode.
+multiplied with the queries, with shifts or without, or with other states) and slopes; causality, a window and padding. Other steps, and
+those whose strides ask for another variant of the kernel, go through run_decode.
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ class Step:
         # the kernel's arguments that stay
         self.at_rows = 0 if bias_rows is None else bias_rows.data_ptr()
         self.kept = bias_rows
-        self.masks = (None, None, None, None, None, 0, None, 0, 0, 0, 0, facts.heads, group, facts.q_length)
+        self.has_padding = lowered.mask.key_mask is not None
+        self.sizes = (None, 0, 0, 0, 0, facts.heads, group, facts.q_length)
         self.limits = left, right
         shared = table is not None and table.shape[0] == 1
         blocks = {False: NO_ROWS, True: NO_ROWS if table is None else row_blocks(width, q.dtype, shared)}
@@ -95,7 +96,8 @@ class Step:
             True: [None] * 3 if table is None else [single, self.dtype, table.dtype],
         }
         slopes = None if plan.slopes is None else single
-        ends = [bias, torch.int32 if self.at_rows else None], [slopes, *[None] * 6, *shifts]
+        padding = torch.uint8 if self.has_padding else None
+        ends = [bias, torch.int32 if self.at_rows else None], [slopes, *[None] * 4, padding, None, *shifts]
         self.variants = {
             (has_shares, own): (
                 "decode", self.device, self.tile, size, v_size, blocks[own],
@@ -114,7 +116,9 @@ class Step:
     @staticmethod
     def supports(lowered: LoweredPlan) -> bool:
         facts, plan = lowered.facts, lowered.plan
-        if INTERPRETED or plan.rotate is not None or facts.return_lse or facts.decay or not lowered.mask.plain:
+        if INTERPRETED or plan.rotate is not None or facts.return_lse or facts.decay:
+            return False
+        if facts.documents or facts.has_dense_mask:
             return False
         if facts.scale != "number" or facts.positions != "run" or facts.k_length == 0 or len(plan.lookups) > 1:
             return False
@@ -133,7 +137,9 @@ class Step:
                 return False
         return True
 
-    def run(self, q: Tensor, k: Tensor, v: Tensor, plan: Plan, offset: int | None) -> Tensor | None:
+    def run(
+        self, q: Tensor, k: Tensor, v: Tensor, plan: Plan, offset: int | None, key_mask: Tensor | None = None
+    ) -> Tensor | None:
         """The output; None where this step is not like the one that came before. offset: of its positions, which need not be the plan's."""
         q0, q1, q2, q3 = q.stride()
         k0, k1, k2, k3 = k.stride()
@@ -141,6 +147,13 @@ class Step:
         if not q3 == k3 == v3 == 1:
             return None
         k_length = k.shape[2]
+        at_mask, mask_b = None, 0
+        if self.has_padding:
+            if key_mask is None or key_mask.dtype is not torch.bool or key_mask.get_device() != q.get_device():
+                return None
+            if key_mask.shape != (self.shape[0], k_length) or key_mask.stride(1) != 1:
+                return None
+            at_mask, mask_b = key_mask.data_ptr(), key_mask.stride(0)
         tiles = (min(k_length, self.most) - 1) // self.tile.keys + 1
         splits = self.shares.get(tiles)
         if splits is None:
@@ -149,7 +162,7 @@ class Step:
             )
         at_q, at_k, at_v = q.data_ptr(), k.data_ptr(), v.data_ptr()
         steps = q0 | q1 | q2 | k0 | k1 | k2 | v0 | v1 | v2
-        odd = at_q | at_k | at_v | self.at_rows
+        odd = at_q | at_k | at_v | self.at_rows | (at_mask or 0)
         table = at_bias = at_slopes = at_shift = at_row_shift = None
         bias_h = bias_n = bias_lo = bias_hi = lo = hi = 0
         own = True
@@ -226,7 +239,7 @@ class Step:
             decode(
                 self.programs * splits, 1, 1, stream, *between, at_q, q0, q1, q2, at_k, k0, k1, k2, at_v, v0, v1, v2, at_out, *stride[:3], None,
                 at_shares if splits > 1 else None, at_bias, bias_h, bias_n, self.at_rows or None, bias_lo, bias_hi, *rows, at_shift, at_row_shift,
-                at_slopes, *self.masks, k_length, offset if self.reads_distance else 0, *self.limits, splits,
+                at_slopes, None, None, None, None, at_mask, mask_b, *self.sizes, k_length, offset if self.reads_distance else 0, *self.limits, splits,
                 *self.constants[own],
             )  # fmt: skip
             if splits > 1:

@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ...core.constants import constant
+from ...core.launches import is_recording
 from .. import gluon
 from . import schedule
 from .alignment import align_rows
@@ -46,14 +47,14 @@ def run_forward(
     k_length, v_size = k.shape[2], v.shape[3]
     out = empty_in_order(q, v_size)
     lse = q.new_empty(batch, heads, padded(q_length), dtype=torch.float32)
-    mass = None
-    if x.value is not None:
-        mass = q.new_zeros(mass_size(q, num), dtype=torch.int64 if x.has_token_positions else q.dtype)
-    if out.numel() == 0:
-        return out, lse, mass
-    if k_length == 0:
-        return out.zero_(), lse.fill_(float("inf")), mass
-    if gluon.refuse(x, num, scale, dropout) is None:
+    if out.numel() == 0 or k_length == 0:
+        return out.zero_(), lse.fill_(float("inf")), _zero_mass(x, num)
+    if is_recording():  # and so nothing is computed: what texts of other lengths would launch is compiled with this one
+        if (gluon.refuse_any_size(x, num, scale, dropout) or gluon.refuse_slower(x, num)) is None:
+            from ..gluon.launch import record_forward
+
+            record_forward(launch, x, num, scale, out, lse)
+    elif gluon.refuse(x, num, scale, dropout) is None:
         from ..gluon.launch import run_forward as run_gluon
 
         return run_gluon(launch, x, num, scale, out, lse)
@@ -67,7 +68,12 @@ def run_forward(
         from ..gluon.window_launch import run_forward as run_window
 
         cols = None if x.key_table is None else _make_cols(launch, x, num, kind, False)
-        return run_window(launch, x, num, scale, out, lse, cols=cols)
+        if x.value is None:
+            return run_window(launch, x, num, scale, out, lse, cols=cols)
+        mass = q.new_empty(mass_size(q, num))
+        run_window(launch, x, num, scale, out, lse, cols=cols, mass=_mass_band(x, num, mass))
+        states_from_band(launch, _mass_band(x, num, mass), x.value.to(q.dtype), num.mass_lo, out, True)
+        return out, lse, mass
 
     tile = schedule.choose_tile("forward", max(size, v_size), q.dtype, q.device, q_length, kind)
     splits = 1
@@ -80,7 +86,8 @@ def run_forward(
         split_sums = lse.new_empty(batch, heads, splits, 2, padded(q_length))
 
     terms = _make_terms(launch, x, num, kind)
-    if x.value is not None:
+    mass = _zero_mass(x, num)
+    if mass is not None:
         terms = terms._replace(mass=_mass_band(x, num, mass))
     for first, last in _query_blocks(q_length, num):
         if x.table is not None:
@@ -198,16 +205,9 @@ def run_backward(
     terms = _make_terms(launch, x, num, kind)
     if x.value is not None:
         d_mass = band_from_states(
-            launch,
-            do,
-            x.value,
-            heads,
-            num.mass_lo,
-            num.mass_hi,
-            num.offset,
-            rounded=kind.startswith("wide"),
+            launch, do, x.value, heads, num.mass_lo, num.mass_hi, num.offset, rounded=kind.startswith("wide"),
             wide=kind.startswith("wide"),
-        )
+        )  # fmt: skip
         terms = terms._replace(mass=d_mass)
     table = x.table.to(q.dtype) if needs_rows else None
     d_terms = Grads(None, d_cols, d_bias, grads["slopes"], grads["scales"], grads["decay_k"], grads["decay_q"])
@@ -220,7 +220,10 @@ def run_backward(
             lo, hi = terms.rows.lo, terms.rows.hi
             d_rows = make_band(q, heads, lo, hi, num.offset, first, last, fixed_point=fixed_point)
             d_terms = d_terms._replace(rows=d_rows)
-        if not (runs_gluon and _run_gluon(launch, do, d_lse, out, lse, x, num, scale, grads, terms, d_terms)):
+        factor = 1.0  # of the gradients' bands
+        if runs_gluon and _run_gluon(launch, do, d_lse, out, lse, x, num, scale, grads, terms, d_terms):
+            factor = scale
+        else:
             sizes = _sizes(x, num, first, last)
             launch(
                 preprocess, batch * heads * schedule.cdiv(last - first, 64), _view(out), _view(do), d_lse, lse, delta, ends, row_parts, terms, heads, q_length, first, last, batch * heads,
@@ -243,7 +246,7 @@ def run_backward(
         if needs_rows:
             _reduce_rows(
                 launch, d_rows, x, num, scale, table, grads, first, last,
-                wanted["table"] or wanted["states"], bias_in_rows,
+                wanted["table"] or wanted["states"], bias_in_rows, factor,
             )  # fmt: skip
 
     # ---- sums over programs, and products with tables
@@ -256,8 +259,8 @@ def run_backward(
     if grads["slopes"] is not None:
         grads["slopes"] = grads["slopes"].sum((0, 2))
     if d_cols is not None:
-        states_from_band(launch, d_cols, x.key_table.to(q.dtype), num.cols_lo, grads["k"], True)
-        grads["key_table"] = table_from_band(launch, d_cols, k, heads)[0]
+        states_from_band(launch, d_cols, x.key_table.to(q.dtype), num.cols_lo, grads["k"], True, factor=factor)
+        grads["key_table"] = table_from_band(launch, d_cols, k, heads)[0]._replace(factor=factor)
     if x.value is not None and wanted["value"]:
         grads["value"] = table_from_band(launch, _mass_band(x, num, mass), do, heads)[0]
     return list(grads.values())
@@ -311,20 +314,21 @@ def _allocate_gradients(
 
 def _reduce_rows(
     launch: Launch, d_rows: Band, x: Inputs, num: Numbers, scale: float, table: Tensor, grads: dict, first: int, last: int,
-    wants_table: bool, wants_bias: bool,
+    wants_table: bool, wants_bias: bool, factor: float,
 ) -> None:  # fmt: skip
-    """The gradient of the row term -> those of its states, of its table, and of a bias that is part of it."""
+    """The gradient of the row term -> those of its states, of its table, and of a bias that is part of it. factor: of the band."""
     states = (x.q if x.states is None else x.states)[:, :, first:last]
     k_length = _row_distances(x, num, first, last)[2]
     if x.states is None:
-        states_from_band(launch, d_rows, table, num.rows_lo, grads["q"][:, :, first:last], True, k_length)
+        states_from_band(launch, d_rows, table, num.rows_lo, grads["q"][:, :, first:last], True, k_length, factor)
     elif grads["states"] is not None:
-        states_from_band(launch, d_rows, table, num.rows_lo, grads["states"][:, :, first:last], False, k_length)
+        states_from_band(launch, d_rows, table, num.rows_lo, grads["states"][:, :, first:last], False, k_length, factor)
     if not (wants_table or wants_bias):
         return
     d_table, sums = table_from_band(launch, d_rows, states, x.q.shape[1], wants_bias)
     parts = {
-        "table": d_table if wants_table else None, "bias": None if sums is None else sums._replace(factor=1.0 / scale),
+        "table": d_table._replace(factor=factor) if wants_table else None,
+        "bias": None if sums is None else sums._replace(factor=factor / scale),
     }  # fmt: skip
     for name, part in parts.items():
         if part is not None and grads[name] is None:  # one block of queries: the whole span
@@ -404,6 +408,11 @@ def _row_distances(x: Inputs, num: Numbers, first: int, last: int) -> tuple[int,
 def mass_size(q: Tensor, num: Numbers) -> int:
     _, _, one = band_shape(num.mass_lo, num.mass_hi, num.offset, q.shape[2])
     return 2 * MARGIN + q.shape[0] * q.shape[1] * one
+
+
+def _zero_mass(x: Inputs, num: Numbers) -> Tensor | None:
+    dtype = torch.int64 if x.has_token_positions else x.q.dtype
+    return None if x.value is None else x.q.new_zeros(mass_size(x.q, num), dtype=dtype)
 
 
 def _mass_band(x: Inputs, num: Numbers, buffer: Tensor) -> Band:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ...core.torch_modes import apply_function
+from ...core.torch_modes import apply_function, pack_tensors, unpack_tensors
 from .arguments import GRADIENTS, INPUTS, Inputs, Numbers, prepare_masks
 from .device import define_operator, is_traced, launch_on
 from .launch import empty_in_order, mass_size, padded, run_backward, run_forward
@@ -21,16 +21,8 @@ from .replay import describe, run_recorded
 from .tables import Parts, sum_parts
 
 
-def pack(inputs: Inputs) -> tuple[list[Tensor], list[int]]:
-    present = [number for number, tensor in enumerate(inputs) if tensor is not None]
-    return [inputs[number] for number in present], present
-
-
 def unpack(tensors: Sequence[Tensor], present: Sequence[int]) -> Inputs:
-    inputs: list[Tensor | None] = [None] * len(INPUTS)
-    for number, tensor in zip(present, tensors, strict=True):
-        inputs[number] = tensor
-    return Inputs(*inputs)  # type: ignore[arg-type]
+    return Inputs(*unpack_tensors(tensors, present, len(INPUTS)))  # type: ignore[arg-type]
 
 
 def forward(
@@ -174,7 +166,7 @@ class FirstDerivative(torch.autograd.Function):
 
 def attend(inputs: Inputs, numbers: Numbers, scale: float, dropout: float) -> tuple[Tensor, Tensor, Tensor]:
     """`forward`, differentiable; as an operator where operators are traced (device.is_traced)."""
-    tensors, present = pack(inputs)
+    tensors, present = pack_tensors(inputs)
     if is_traced(inputs.q):
         return attend_op(tensors, present, list(numbers), scale, dropout)
     return apply_function(_Attention, present, numbers, scale, dropout, *tensors)

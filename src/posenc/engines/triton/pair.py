@@ -175,23 +175,9 @@ def _(d_out, d_lse, lse, bias, q, k, v, scale):
 
 @triton.jit
 def products(
-    q,
-    k,
-    v,
-    d_out,
-    b,
-    h,
-    group,
-    m0,
-    n0,
-    q_length,
-    k_length,
-    D: tl.constexpr,
-    DV: tl.constexpr,
-    d,
-    dv,
+    q, k, v, d_out, b, h, group, m0, n0, q_length, k_length, D: tl.constexpr, DV: tl.constexpr, d, dv,
     BLOCK: tl.constexpr,
-):
+):  # fmt: skip
     """q.k and dp = d_out.v of a tile."""
     q_tile = load_tile(q.ptr + b * q.b + h * q.h, q.l, m0, q_length, d, D, BLOCK, True)
     k_tile = load_tile(k.ptr + b * k.b + h // group * k.h, k.l, n0, k_length, d, D, BLOCK, True)

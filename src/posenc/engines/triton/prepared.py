@@ -261,9 +261,8 @@ class Call:
             parts = parts._replace(factor=parts.factor * self.scale)
             into = out.new_empty(table.shape[:2], dtype=torch.float32)
             fold = sum_parts(launch, parts, into, self.indices[self.folded], num.bias_lo, num.bias_hi)
-            d_shift = query_shift.new_empty(query_shift.shape) if shifts[0] else None
             if not needs_table:
-                unfold_shift(launch, None, fold, table, query_shift, None, d_shift)
+                d_shift = unfold_shift(launch, None, fold, table, query_shift, None, True)
         for (name, number), needed in zip(owners, needs[3:]):
             at = len(results)
             if not needed:
@@ -277,9 +276,10 @@ class Call:
             into = torch.empty_strided(shape, stride, dtype=dtype, device=out.device)
             parts = _as_parts(grads[slot])
             if name == "dot_query" and number == self.folded:
-                other = out.new_empty(shape, dtype=torch.float32)
-                sum_parts(launch, parts, other, self.indices[number], lo, hi)
-                unfold_shift(launch, other, fold, table, query_shift, into, d_shift)
+                other, index = grads[slot], self.indices[number]
+                if isinstance(other, Parts) or index.rows is not None or (lo, hi) != (index.lo, index.hi):
+                    other = sum_parts(launch, parts, out.new_empty(shape, dtype=torch.float32), index, lo, hi)
+                d_shift = unfold_shift(launch, other, fold, table, query_shift, into, shifts[0])
             else:
                 sum_parts(launch, parts, into, self.indices[number], lo, hi, flip)
             results.append(into)

@@ -42,7 +42,7 @@ MOST = 1024  # keys that are remembered
 _programs: dict[tuple, Callable | None] = {}
 
 
-class Blocks(NamedTuple):
+class DescriptorArguments(NamedTuple):
     """What the launcher reads of a TensorDescriptor of the Gluon kernels, without its checks."""
 
     base: Tensor
@@ -86,14 +86,12 @@ class Recorder(TorchDispatchMode):
         self.space: dict[str, object] = {}
         self.lines: list[str] = []
         self.pointers: set[str] = set()
-        self.views: dict[
-            int, tuple
-        ] = {}  # by the id of what a view's operator returned: the operator and its arguments
+        self.views: dict[int, tuple] = {}
+        """By the id of what a view's operator returned: the operator and its arguments."""
         self.buffers: dict[str, int] = {}  # names of empty ones: bytes
         self.shared: set[str] = set()  # those in one allocation
-        self.packed: dict[
-            int, tuple[int, torch.Size, torch.dtype]
-        ] = {}  # by the result's number: first byte, shape, dtype
+        self.packed: dict[int, tuple[int, torch.Size, torch.dtype]] = {}
+        """By the result's number: first byte, shape, dtype."""
         self.parameters = [self.name(x, "t") for x in self.inputs]
 
     def name(self, x, letter: str) -> str:
@@ -115,7 +113,7 @@ class Recorder(TorchDispatchMode):
                 self._write_view(x)
             return self.names.get(id(x)) or self.constant(x)
         if type(x).__name__ == "TensorDescriptor":
-            return self.write(Blocks(x.base, list(x.shape), list(x.strides), x.padding))
+            return self.write(DescriptorArguments(x.base, list(x.shape), list(x.strides), x.padding))
         if isinstance(x, tuple) and hasattr(x, "_fields"):
             self.space[type(x).__name__] = type(x)
             return f"{type(x).__name__}({', '.join(map(self.write, x))})"
@@ -179,9 +177,7 @@ class Recorder(TorchDispatchMode):
             call = f"{', '.join(self.name(x, 't') for x in result)}, = {call}"
         elif not isinstance(result, Tensor):
             raise RuntimeError(f"{function} reads a tensor's values; a launch must not depend on them")
-        elif (
-            id(result) not in self.names and id(result) not in self.views
-        ):  # operations in place return what they were given
+        elif id(result) not in self.names and id(result) not in self.views:  # in place they return what they were given
             call = f"{self.name(result, 't')} = {call}"
         self.lines.append(call)
         return result
@@ -191,12 +187,9 @@ class Recorder(TorchDispatchMode):
         size, stride, dtype, device = tuple(result.shape), result.stride(), result.dtype, result.device
         options = f"dtype={self.write(dtype)}, device={self.write(device)}"
         if ALLOCATIONS[function] is torch.zeros:
-            is_plain = result.is_contiguous()
-            return (
-                f"{self.constant(torch.zeros)}({size}, {options})"
-                if is_plain
-                else self._write_call(function, args, kwargs)
-            )
+            if not result.is_contiguous():
+                return self._write_call(function, args, kwargs)
+            return f"{self.constant(torch.zeros)}({size}, {options})"
         if result.is_contiguous():
             self.buffers[name] = result.nbytes
         allocate = find_allocation(device)
@@ -259,12 +252,8 @@ class Recorder(TorchDispatchMode):
         found: dict[str, int] = {}
         for number in packable:
             name = self.names.get(id(results[number]), "")
-            if (
-                name in self.buffers
-                and name in self.pointers
-                and self.buffers[name] <= SHARED
-                and uses.count(name) == 2
-            ):
+            is_small = self.buffers.get(name, SHARED + 1) <= SHARED
+            if is_small and name in self.pointers and uses.count(name) == 2:
                 found[name] = number
         if len(found) < 2:
             return []

@@ -10,7 +10,7 @@ from ...core import documentation
 from ...core.html_tags import Markup, join, tag
 from ...core.translation import Translation
 from ...plot.panels import Panel
-from ..url_state import State
+from ..url_state import LABELS, State
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,11 @@ class Page:
     def controls(self, words: Translation) -> Controls:
         """Create the components inside the caller's Gradio column."""
         raise NotImplementedError
+
+    def component(self, kind: Any, key: str, words: Translation, *values: Any, **more: Any) -> Any:
+        """A Gradio component for a parameter: its label and its id follow from the parameter's name."""
+        label = words(LABELS.get(key, key))
+        return kind(*values, **{"label": label, "elem_id": f"{self.key}-{key}", **more})
 
     def defaults_in(self, words: Translation) -> Mapping[str, str]:
         """The defaults in a language."""

@@ -36,7 +36,8 @@ and the export holds every position.
 """
 LOWEST_SCORE = -24.0
 """Lower end of the score axes: e^-24 is negligible, and ALiBi's scores would flatten every other curve."""
-SLIDERS, SWITCHES, CHOICES = 3, 3, 3
+POOL = {"slider": 3, "switch": 3, "choice": 3}
+"""Components for the options of an encoding, by kind."""
 SCALES = ("cut", "full", "log", "own")
 """Of scores: cut off at LOWEST_SCORE, everything, sign · log(1 + |score|), each curve by its own largest score."""
 AXES = ("linear", "log")
@@ -204,29 +205,22 @@ class Compare(Page):
         import gradio as gr
 
         slots = [_Slot(key, self.defaults[key], words) for key in SLOTS]
-        length = gr.Slider(
-            16, 4096, int(self.defaults["length"]), step=16, label=words("length"), elem_id="compare-length"
+        length, train = (
+            self.component(gr.Slider, key, words, 16, 4096, int(self.defaults[key]), step=16)
+            for key in ("length", "train")
         )
-        train = gr.Slider(16, 4096, int(self.defaults["train"]), step=16, label=words("train"), elem_id="compare-train")
-        head = gr.Slider(
-            0, analysis.LAYER_SIZES["heads"] - 1, 0, step=1, label=words("which head"), elem_id="compare-head"
-        )
+        head = self.component(gr.Slider, "head", words, 0, analysis.LAYER_SIZES["heads"] - 1, 0, step=1)
         play = gr.Button(words("play"), elem_id="compare-play")
-        scales = [
-            gr.Dropdown(
-                [(words(f"{key} {choice}"), choice) for choice in choices], value=self.defaults[key], label=words(key),
-                elem_id=f"compare-{key}",
-            )
-            for key, choices in (("scale", SCALES), ("axis", AXES), ("colours", COLOURS))
-        ]  # fmt: skip
+        scales = []
+        for key, choices in (("scale", SCALES), ("axis", AXES), ("colours", COLOURS)):
+            named = [(words(f"{key} {choice}"), choice) for choice in choices]
+            scales.append(self.component(gr.Dropdown, key, words, named, value=self.defaults[key]))
         clock = gr.Timer(0.7, active=False)
         components = [component for slot in slots for component in slot.components] + [length, train, head, *scales]
         width = len(slots[0].components)
 
         def read(*values: Any) -> State:
-            read_slots = {
-                slot.key: slot.read(values[i * width : (i + 1) * width]) for i, slot in enumerate(slots)
-            }  # fmt: skip
+            read_slots = {slot.key: slot.read(values[i * width : (i + 1) * width]) for i, slot in enumerate(slots)}
             rest = map(url_state.to_text, values[len(slots) * width :])
             return {**read_slots, **dict(zip(("length", "train", "head", "scale", "axis", "colours"), rest))}
 
@@ -265,14 +259,11 @@ class _Slot:
             self.name = gr.Dropdown(
                 choices, value=name, label=words("encoding of", slot=key.upper()), elem_id=f"compare-{key}"
             )
-            settings = _pool_settings(name)
-            self.pool = [gr.Slider(**settings[i], elem_id=f"compare-{key}-slider-{i}") for i in range(SLIDERS)]
-            self.pool += [
-                gr.Checkbox(**settings[SLIDERS + i], elem_id=f"compare-{key}-switch-{i}") for i in range(SWITCHES)
-            ]
-            self.pool += [
-                gr.Dropdown(**settings[SLIDERS + SWITCHES + i], elem_id=f"compare-{key}-choice-{i}")
-                for i in range(CHOICES)
+            settings = iter(_pool_settings(name))
+            self.pool = [
+                component(**next(settings), elem_id=f"compare-{key}-{kind}-{i}")
+                for component, (kind, room) in zip((gr.Slider, gr.Checkbox, gr.Dropdown), POOL.items())
+                for i in range(room)
             ]
         self.components = [self.name, *self.pool]
 
@@ -304,7 +295,7 @@ def _pool_options(name: str) -> list[Option | None]:
     """The option of each component of the pool (sliders, switches, choices); None for unused ones."""
     found = options_of(name) if name else ()
     pool: list[Option | None] = []
-    for kind, room in (("slider", SLIDERS), ("switch", SWITCHES), ("choice", CHOICES)):
+    for kind, room in POOL.items():
         some = [option for option in found if option.kind == kind][:room]
         pool += [*some, *[None] * (room - len(some))]
     return pool
@@ -316,9 +307,9 @@ def _pool_settings(name: str) -> list[dict[str, Any]]:
     for number, option in enumerate(_pool_options(name)):
         if option is None:
             settings: dict[str, Any] = {"label": "–", "visible": False}
-            if number < SLIDERS:
+            if number < POOL["slider"]:
                 settings |= {"minimum": 0, "maximum": 1, "value": 0}
-            elif number >= SLIDERS + SWITCHES:
+            elif number >= POOL["slider"] + POOL["switch"]:
                 settings |= {"choices": ["–"], "value": "–"}
         else:
             settings = {"label": option.name, "visible": True, "value": option.default}

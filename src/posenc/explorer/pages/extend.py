@@ -118,31 +118,20 @@ class Extend(Page):
         import gradio as gr
 
         d = self.defaults
-        model = gr.Dropdown(
-            [(words("own model"), ""), *((name, name) for name in MODELS)], value="Llama 2 7B", label=words("model"),
-            info=words("model why"), elem_id="extend-model",
-        )  # fmt: skip
-        config = gr.Textbox(
-            label=words("paste config"), lines=2, max_lines=6, placeholder='{"head_dim": 128, "rope_theta": 10000.0, …}',
-            elem_id="extend-config",
-        )  # fmt: skip
-        head_dim = gr.Number(int(d["head_dim"]), label=words("head size"), precision=0, elem_id="extend-head_dim")
-        base = gr.Number(float(d["base"]), label=words("base"), elem_id="extend-base")
-        original = gr.Number(int(d["original"]), label=words("original"), precision=0, elem_id="extend-original")
-        target = gr.Number(int(d["target"]), label=words("target"), precision=0, elem_id="extend-target")
-        scaling = gr.Dropdown(
-            [(words(f"scaling {kind}"), kind) for kind in SCALINGS], value=d["scaling"], label=words("scaling"),
-            elem_id="extend-scaling",
-        )  # fmt: skip
-        options = gr.Textbox(
-            label=words("rotation options"), info=words("rotation options why"), lines=1, max_lines=3,
-            elem_id="extend-options",
-        )  # fmt: skip
-        factors = gr.Textbox(
-            label=words("factors"), info=words("factors why"), lines=1, max_lines=3, elem_id="extend-factors"
-        )
-        short = gr.Textbox(
-            label=words("short factors"), info=words("short factors why"), lines=1, max_lines=3, elem_id="extend-short"
+        models = [(words("own model"), ""), *((name, name) for name in MODELS)]
+        model = self.component(gr.Dropdown, "model", words, models, value="Llama 2 7B", info=words("model why"))
+        example = '{"head_dim": 128, "rope_theta": 10000.0, …}'
+        text = {"label": words("paste config"), "lines": 2, "max_lines": 6, "placeholder": example}
+        config = self.component(gr.Textbox, "config", words, **text)
+        head_dim = self.component(gr.Number, "head_dim", words, int(d["head_dim"]), precision=0)
+        base = self.component(gr.Number, "base", words, float(d["base"]))
+        original = self.component(gr.Number, "original", words, int(d["original"]), precision=0)
+        target = self.component(gr.Number, "target", words, int(d["target"]), precision=0)
+        scalings = [(words(f"scaling {kind}"), kind) for kind in SCALINGS]
+        scaling = self.component(gr.Dropdown, "scaling", words, scalings, value=d["scaling"])
+        options, factors, short = (
+            self.component(gr.Textbox, key, words, label=words(name), info=words(f"{name} why"), lines=1, max_lines=3)
+            for key, name in (("options", "rotation options"), ("factors", "factors"), ("short", "short factors"))
         )
         message = gr.HTML("", elem_id="extend-message")
         form = [head_dim, base, original, target, scaling, options, factors, short]
@@ -193,10 +182,6 @@ class Extend(Page):
             known = known if found.scaling in ("none", "longrope") else ""  # an extended model is another one
             return [known, *found, f'{alerts}<p class="note">{escape(taken)}</p>']
 
-        def follow(*values: Any) -> str:
-            """The model whose settings the form has, if there is one."""
-            return model_of(*values)
-
         def retarget(text: str) -> str:
             """A new length from the user: the factor follows from it again."""
             return _without(text, {"factor"})
@@ -206,29 +191,19 @@ class Extend(Page):
             kept = {field.name for kind in KINDS.values() for field in fields(kind)}
             return _without(text, kept)
 
-        return Controls(
-            components,
-            read,
-            write,
-            handlers=[
-                (model.input, fill, [model, target, scaling], [*form, config, message]),
-                (
-                    config.change,
-                    paste,
-                    [config],
-                    [model, *form, message],
-                    "text => [posenc.isOfLink('extend', text) ? null : text]",
-                ),
-                *(
-                    (box.input, follow, [head_dim, base, original, factors], [model])
-                    for box in (head_dim, base, original)
-                ),
-                (target.input, retarget, [options], [options]),
-                (original.input, retarget, [options], [options]),
-                (scaling.input, rescale, [options], [options]),
-            ],
-            quiet={model, config},
-        )
+        of_link = "text => [posenc.isOfLink('extend', text) ? null : text]"
+        handlers: list[tuple[Any, ...]] = [
+            (model.input, fill, [model, target, scaling], [*form, config, message]),
+            (config.change, paste, [config], [model, *form, message], of_link),
+            *(
+                (box.input, model_of, [head_dim, base, original, factors], [model])
+                for box in (head_dim, base, original)
+            ),
+            (target.input, retarget, [options], [options]),
+            (original.input, retarget, [options], [options]),
+            (scaling.input, rescale, [options], [options]),
+        ]
+        return Controls(components, read, write, handlers, quiet={model, config})
 
 
 CLEARED = (None, None, None, None, "none", "", "", "")

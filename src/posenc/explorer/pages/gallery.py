@@ -38,9 +38,7 @@ class Gallery(Page):
     def controls(self, words: Translation) -> Controls:
         import gradio as gr
 
-        encoding = gr.Radio(
-            names(), value=self.defaults["encoding"], label=words("encoding"), elem_id="gallery-encoding"
-        )
+        encoding = self.component(gr.Radio, "encoding", words, names(), value=self.defaults["encoding"])
         return Controls([encoding], lambda name: {"encoding": to_text(name)}, lambda state: [state["encoding"]])
 
 

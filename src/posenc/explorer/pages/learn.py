@@ -36,7 +36,7 @@ class Learn(Page):
         with gr.Row():
             back = gr.Button(words("chapter before"), elem_id="learn-back", min_width=80)
             on = gr.Button(words("chapter after"), elem_id="learn-on", min_width=80)
-        chapter = gr.Radio(names, value="1", label=words("chapter"), elem_id="learn-chapter")
+        chapter = self.component(gr.Radio, "chapter", words, names, value="1")
 
         def write(wanted: State) -> list[Any]:
             chosen = CHAPTERS[int(wanted["chapter"]) - 1]
@@ -50,17 +50,15 @@ class Learn(Page):
             wanted = str(min(len(CHAPTERS), max(1, int(name) + by)))
             return [wanted, choose(wanted)]
 
-        return Controls(
-            [chapter, number],
-            lambda name, value: {"chapter": url_state.to_text(name), "number": url_state.to_text(value)},
-            write,
-            handlers=[
-                (chapter.input, choose, [chapter], [number]),
-                (back.click, lambda name: move(name, -1), [chapter], [chapter, number]),
-                (on.click, lambda name: move(name, 1), [chapter], [chapter, number]),
-            ],
-            quiet={chapter},
-        )
+        def read(name: Any, value: Any) -> State:
+            return {"chapter": url_state.to_text(name), "number": url_state.to_text(value)}
+
+        handlers: list[tuple[Any, ...]] = [
+            (chapter.input, choose, [chapter], [number]),
+            (back.click, lambda name: move(name, -1), [chapter], [chapter, number]),
+            (on.click, lambda name: move(name, 1), [chapter], [chapter, number]),
+        ]
+        return Controls([chapter, number], read, write, handlers, quiet={chapter})
 
 
 def _language(words: Translation) -> int:

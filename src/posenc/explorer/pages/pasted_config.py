@@ -26,17 +26,8 @@ SEPARATE = {"original", "short", "long", "freeze_at"}
 LONGEST = 4000
 """Characters of a configuration that a link keeps whole; of a longer one it keeps what concerns the rotation."""
 CONCERNS = (
-    "rope",
-    "rotary",
-    "position",
-    "head",
-    "hidden_size",
-    "n_embd",
-    "d_model",
-    "model_type",
-    "text_config",
-    "factor",
-)
+    "rope", "rotary", "position", "head", "hidden_size", "n_embd", "d_model", "model_type", "text_config", "factor",
+)  # fmt: skip
 
 
 class Pasted(NamedTuple):

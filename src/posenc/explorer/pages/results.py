@@ -52,10 +52,10 @@ class Results(Page):
         import gradio as gr
 
         found = runs()
-        run = gr.Dropdown(
-            found, value=found[0] if found else None, label=words("run"), info=words("run why"), allow_custom_value=True,
-            elem_id="results-run",
-        )  # fmt: skip
+        first = found[0] if found else None
+        run = self.component(
+            gr.Dropdown, "run", words, found, value=first, info=words("run why"), allow_custom_value=True
+        )
 
         def write(state: State) -> list[Any]:
             """The list is read again: runs may have come since the server started."""

@@ -74,15 +74,10 @@ class Sentence(Page):
             for other, weights in attention_of.items()
         ]
         chosen = layer(name, strength)
-        terms = [
-            p
-            for p in panels.decomposition(chosen, vectors(tokens), head=head, labels=tokens, words=words)
-            if isinstance(p, Heat)
-        ]
-        absent = [
-            words(term) for term in TERMS if words("absent", term=words(term)) in {panel.title for panel in terms}
-        ]
-        terms = [panel for panel in terms if panel.z.any()]
+        drawn = panels.decomposition(chosen, vectors(tokens), head=head, labels=tokens, words=words)
+        titles = {panel.title for panel in drawn}
+        absent = [words(term) for term in TERMS if words("absent", term=words(term)) in titles]
+        terms = [panel for panel in drawn if isinstance(panel, Heat) and panel.z.any()]
         if change == "swap":
             wanted = [url_state.read_int(state, key, 0, MAX_CHARACTERS, words) for key in ("first", "second")]
             pair = [min(number, len(tokens) - 1) for number in wanted]
@@ -94,6 +89,9 @@ class Sentence(Page):
         else:
             shift = url_state.read_int(state, "shift", 0, 1_000_000, words)
             changed, note = _shift(chosen, tokens, head, causal, shift, name, words)
+        notes.append(note)
+        if absent:
+            notes.append(words("terms absent", name=name, terms=words("comma").join(absent)))
         listed = [tag("li", tag("bdi", token), value=n) for n, token in enumerate(tokens)]
         return View(
             [
@@ -102,55 +100,38 @@ class Sentence(Page):
                 Figure(changed, columns=3, height=400),
             ],
             code=_code(tokens, name, strength, causal),
-            html=join(
-                [
-                    tag("p", words("random tables")),
-                    tag("h2", words("tokens")),
-                    tag("p", words("tokens how")),
-                    tag("ol", *listed, class_="tokens", start=0),
-                ]
-            ),
-            notes=[
-                *notes,
-                note,
-                *([words("terms absent", name=name, terms=words("comma").join(absent))] if absent else []),
-            ],
-        )
+            html=join([
+                tag("p", words("random tables")), tag("h2", words("tokens")), tag("p", words("tokens how")),
+                tag("ol", *listed, class_="tokens", start=0),
+            ]),
+            notes=notes,
+        )  # fmt: skip
 
     def controls(self, words: Translation) -> Controls:
         import gradio as gr
 
         d = self.defaults
-        text = gr.Textbox(words("sample text"), label=words("text"), lines=2, max_lines=4, elem_id="sentence-text")
-        encoding = gr.Dropdown(
-            list(list_encodings()), value=d["encoding"], label=words("encoding"), elem_id="sentence-encoding"
-        )
-        head = gr.Slider(0, HEADS - 1, 0, step=1, label=words("which head"), elem_id="sentence-head")
-        strength = gr.Slider(
-            0.0, 2.0, 0.5, step=0.05, label=words("strength"), info=words("strength why"), elem_id="sentence-strength"
-        )
-        causal = gr.Checkbox(False, label=words("causal"), elem_id="sentence-causal")
-        change = gr.Radio(
-            [(words(c), c) for c in CHANGES], value=d["change"], label=words("change"), elem_id="sentence-change"
-        )
-        first = gr.Number(int(d["first"]), label=words("first word"), precision=0, minimum=0, elem_id="sentence-first")
-        second = gr.Number(
-            int(d["second"]), label=words("second word"), precision=0, minimum=0, elem_id="sentence-second"
-        )
-        shift = gr.Slider(0, 1000, int(d["shift"]), step=1, label=words("shift by"), elem_id="sentence-shift")
-
-        components = [text, encoding, head, strength, causal, change, first, second, shift]
-        keys = ("text", "encoding", "head", "strength", "causal", "change", "first", "second", "shift")
+        kinds: dict[str, tuple[Any, tuple, dict[str, Any], Any]] = {
+            "text": (gr.Textbox, (words("sample text"),), {"lines": 2, "max_lines": 4}, str),
+            "encoding": (gr.Dropdown, (list(list_encodings()),), {"value": d["encoding"]}, str),
+            "head": (gr.Slider, (0, HEADS - 1, 0), {"step": 1}, int),
+            "strength": (gr.Slider, (0.0, 2.0, 0.5), {"step": 0.05, "info": words("strength why")}, float),
+            "causal": (gr.Checkbox, (False,), {}, "true".__eq__),
+            "change": (gr.Radio, ([(words(c), c) for c in CHANGES],), {"value": d["change"]}, str),
+            "first": (gr.Number, (int(d["first"]),), {"precision": 0, "minimum": 0}, int),
+            "second": (gr.Number, (int(d["second"]),), {"precision": 0, "minimum": 0}, int),
+            "shift": (gr.Slider, (0, 1000, int(d["shift"])), {"step": 1}, int),
+        }
+        """By parameter: its component, what that is made with, and the type of its value."""
+        components = [
+            self.component(kind, key, words, *values, **more) for key, (kind, values, more, _) in kinds.items()
+        ]
 
         def read(*values: Any) -> State:
-            return dict(zip(keys, map(url_state.to_text, values)))
+            return dict(zip(kinds, map(url_state.to_text, values)))
 
         def write(wanted: State) -> list[Any]:
-            return [
-                wanted["text"], wanted["encoding"], int(wanted["head"]), float(wanted["strength"]),
-                wanted["causal"] == "true", wanted["change"], int(wanted["first"]), int(wanted["second"]),
-                int(wanted["shift"]),
-            ]  # fmt: skip
+            return [convert(wanted[key]) for key, (*_, convert) in kinds.items()]
 
         return Controls(components, read, write)
 
