@@ -164,7 +164,7 @@ def test_lengths(kernel, monkeypatch, lengths, causal):
 )
 def test_schedules_heads_and_states(kernel, monkeypatch, options):
     terms = ("query",) if "states" in options else ("query", "key", "value")
-    check(kernel, monkeypatch, "shaw", (400, 450), terms, start=7, heads=(4, 2), batch=2, programs=5, **options)
+    check(kernel, monkeypatch, "shaw", (400, 450), terms, start=7, heads=(4, 2), programs=5, **options)
 
 
 @pytest.mark.parametrize("causal", [False, True])

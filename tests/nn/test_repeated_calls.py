@@ -300,3 +300,23 @@ def test_a_subclass_with_terms_of_its_own_is_not_steady():
 
     assert posenc.ALiBi.steady_terms
     assert not Other.steady_terms
+
+
+@pytest.mark.parametrize("name", STEADY)
+def test_a_few_tokens_repeat_the_last_few(name, text_runs):
+    layer, layers = make(name), []
+    if name == "alibi":  # the encoding is shared, causality is not
+        layers = [posenc.Attention(SIZE, HEADS, encoding=layer.encoding).eval()]
+    for one in (layer, *layers):
+        cache, text = posenc.KVCache(), torch.randn(2, 60, SIZE)
+        with torch.no_grad():
+            one(text[:, :20], cache=cache)
+            for count in (4, 4, 4, 3, 4):
+                if count == 3:
+                    for parameter in layer.encoding.parameters():
+                        parameter.add_(0.5)
+                at = cache.length + count
+                ours = one(text[:, at - count : at], cache=cache)
+                truth = by_reference(one, text[:, :at])[:, -count:]
+                torch.testing.assert_close(ours, truth, atol=1e-5, rtol=1e-5)
+    assert name == "shaw" or text_runs["run"] >= 2

@@ -123,6 +123,31 @@ def forward(layer: Attention, x: Tensor, slot: LayerCache | None, masks: MaskOpt
     return out
 
 
+def attend_context(layer: Attention, x: Tensor, context: Tensor, key_mask: Tensor | None) -> Tensor | None:
+    """Cross-attention [B, L, d_model] to a context [B, M, d_model], with an encoding that has no part in it; None: the general way."""
+    modules: dict[str, Any] = layer._modules
+    encoding = modules["encoding"]
+    dropout = layer.dropout if layer.training else 0.0
+    if encoding.acts_inside or encoding.embeds or encoding.keeps or layer.engine != "auto" or layer.window is not None:
+        return None
+    if torch.compiler.is_compiling() or type(x) not in PLAIN or type(context) not in PLAIN or _has_any_global_hook():
+        return None
+    if not (x.is_cpu and context.is_cpu and x.numel() and context.numel()):
+        return None
+    batch, queries, _ = x.shape
+    keys, size = context.shape[1], layer.head_dim
+    rows, others = x.flatten(0, 1), context.flatten(0, 1)
+    q = _project(modules["q_proj"], rows, batch, queries).view(batch, queries, -1, size).transpose(1, 2)
+    k = _project(modules["k_proj"], others, batch, keys).view(batch, keys, -1, size).transpose(1, 2)
+    v = _project(modules["v_proj"], others, batch, keys).view(batch, keys, -1, size).transpose(1, 2)
+    masks: MaskOptions = {} if key_mask is None else {"key_mask": key_mask}
+    out = attend_plain(q, k, v, None, False, masks, dropout)
+    if out is None:
+        out = attend(q, k, v, dropout=dropout, **masks)
+    out = out.transpose(1, 2).reshape(batch * queries, -1)
+    return _project(modules["o_proj"], out, batch, queries).view(batch, queries, -1)
+
+
 def _project_heads(
     modules: dict[str, Any], x: Tensor, batch: int, length: int, size: int
 ) -> tuple[Tensor, Tensor, Tensor]:
