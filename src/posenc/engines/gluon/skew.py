@@ -8,7 +8,7 @@ layout of a product's result a row lies in four neighbouring threads of a warp, 
 
 So the shift by i = 16 w + 8 h + s columns is
 
-    by 16 w       2 w registers further: known when compiled, as each warp jumps to instructions of its own
+    by 16 w       2 w registers further: two selections by the bits of w
     by 8 h        one register further: known when compiled
     by s          within the four threads of a row, s = 2 a + b: a register's first number goes to the thread t + a, its second one to t + a + b
                   (behind thread 3 to eight columns further), and where b = 1 they change places
@@ -31,7 +31,7 @@ def write_skew(back: bool = False) -> tuple[str, str]:
     registers = 2 * UNITS
     first, second = ("f", "e") if back else ("e", "f")  # threads that a thread reads first numbers and second ones from
     lines = [
-        "{", ".reg .pred w1, w2, w3, pb, p0, p1;", ".reg .b32 lane, t, a, b, e, f, x, s0, s1, even, odd;",
+        "{", ".reg .pred w1, w2, pb, p0, p1;", ".reg .b32 lane, t, a, b, e, f, x, s0, s1, even, odd;",
         f"mov.u32 x, ${3 * registers};", "mov.u32 lane, %laneid;", "and.b32 t, lane, 3;", "and.b32 b, x, 1;", "setp.ne.u32 pb, b, 0;",
         "shr.u32 a, x, 1;", "and.b32 a, a, 3;", "selp.b32 even, 0x1054, 0x5410, pb;", "selp.b32 odd, 0x3276, 0x7632, pb;",
     ]  # fmt: skip
@@ -46,33 +46,39 @@ def write_skew(back: bool = False) -> tuple[str, str]:
             "selp.b32 s0, 0x1054, 0x5410, p0;", "selp.b32 s1, 0x3276, 0x7632, p1;",
         ]  # fmt: skip
     lines += [
-        "and.b32 e, e, 3;", "and.b32 f, f, 3;", "and.b32 t, lane, 28;", "or.b32 e, e, t;", "or.b32 f, f, t;", "and.b32 x, x, 48;",
+        "and.b32 e, e, 3;", "and.b32 f, f, 3;", "and.b32 t, lane, 28;", "or.b32 e, e, t;", "or.b32 f, f, t;",
+        "and.b32 t, x, 16;", "setp.ne.u32 w1, t, 0;", "and.b32 t, x, 32;", "setp.ne.u32 w2, t, 0;",
     ]  # fmt: skip
+    way = 1 if back else -1
     lines += [f".reg .b32 {x}{number};" for x in "zyuv" for number in range(UNITS)]
-    lines += [f"setp.eq.u32 w{w}, x, {16 * w};" for w in (1, 2, 3)] + [f"@w{w} bra.uni WARP{w};" for w in (1, 2, 3)]
-    for w in range(4):
-        lines += [f"WARP{w}:"] if w else []
+    lines += [f".reg .b32 {x}{h}_{unit};" for x in "rw" for h in range(2) for unit in range(2 * UNITS)]
+    for h in range(2):
 
-        def band(unit: int, h: int, w: int = w) -> str:
-            """The register that a unit of the result is made of, if s = 0."""
-            unit += h + 2 * w if back else UNITS - h - 2 * w
+        def band(unit: int, h: int = h) -> str:
             return f"${registers + unit // UNITS * registers + unit % UNITS * 2 + h}"
 
-        pairs = [(h, pair) for h in range(2) for pair in range(UNITS // 2)]
-        for number, (h, pair) in enumerate(pairs):
-            here = 2 * pair + back  # of the pair's units and the one beside them, that which is always sent
-            beside = band(here + 1, h), band(here - 1, h)
+        begin = h if back else UNITS - h  # the unit that a warp's first unit is made of, before its shift by 16 w
+        units = range(begin, begin + UNITS + 1) if back else range(begin - 1, begin + UNITS)
+        for unit in sorted({*units, *(unit + 4 * way for unit in units)}):  # shifted by two units in odd warps
+            if 0 <= unit + 2 * way < 2 * UNITS:
+                lines.append(f"selp.b32 r{h}_{unit}, {band(unit + 2 * way)}, {band(unit)}, w1;")
+        lines += [
+            f"selp.b32 w{h}_{unit}, r{h}_{unit + 4 * way}, r{h}_{unit}, w2;" for unit in units
+        ]  # and by four in the last two
+        for pair in range(UNITS // 2):
+            here = begin + 2 * pair + back  # of the pair's units and the one beside them, that which is always sent
+            beside = f"w{h}_{here + 1}", f"w{h}_{here - 1}"
             for kind, letter in enumerate("zy"):
-                z = f"{letter}{number}"
+                z = f"{letter}{UNITS // 2 * h + pair}"
                 lines.append(f"selp.b32 {z}, {beside[not back]}, {beside[back]}, p{kind};")
-                lines.append(f"prmt.b32 {z}, {band(here, h)}, {z}, s{kind};")
-        for number in range(len(pairs)):
-            lines.append(f"shfl.sync.idx.b32 u{number}, z{number}, {first}, 31, 0xffffffff;")
-            lines.append(f"shfl.sync.idx.b32 v{number}, y{number}, {second}, 31, 0xffffffff;")
-        for number, (h, pair) in enumerate(pairs):
-            lines.append(f"prmt.b32 ${4 * pair + h}, u{number}, v{number}, even;")
-            lines.append(f"prmt.b32 ${4 * pair + 2 + h}, u{number}, v{number}, odd;")
-        lines += ["bra.uni DONE;"] if w < 3 else ["DONE:"]
+                lines.append(f"prmt.b32 {z}, w{h}_{here}, {z}, s{kind};")
+    for number in range(UNITS):
+        lines.append(f"shfl.sync.idx.b32 u{number}, z{number}, {first}, 31, 0xffffffff;")
+        lines.append(f"shfl.sync.idx.b32 v{number}, y{number}, {second}, 31, 0xffffffff;")
+    for number in range(UNITS):
+        h, pair = divmod(number, UNITS // 2)
+        lines.append(f"prmt.b32 ${4 * pair + h}, u{number}, v{number}, even;")
+        lines.append(f"prmt.b32 ${4 * pair + 2 + h}, u{number}, v{number}, odd;")
     lines.append("}")
     return "\n".join(lines), ",".join(["=r"] * registers + ["r"] * 4 * registers)
 
