@@ -49,11 +49,11 @@ def checks(only):
     return [group for group in groups if group]
 
 
-def timings(only, pair):
+def timings(only, pair, variants):
     jobs = []
     for number, (batch, heads, length, masks) in enumerate(ROWS):
         name = f"B{batch} H{heads} L{length} | {masks}"
-        jobs.append({"kind": "time", "name": name, "batch": batch, "heads": heads, "length": length, "masks": masks, "schedules": number == 0,
+        jobs.append({"kind": "time", "name": name, "batch": batch, "heads": heads, "length": length, "masks": masks, "schedules": variants and number == 0,
                      "pair": pair and length <= LONGEST_PAIR})  # fmt: skip
     return [job for job in jobs if not only or any(part in job["name"] for part in only)]
 
@@ -66,7 +66,9 @@ def warm_ups(jobs):
         for job in reversed(small)
     }
     variants = [{"schedule": x} for x in SCHEDULES] + [{"depth": x} for x in DEPTHS]
-    return [[job] for job in found.values()], [[{**job, **x}] for job in small[:1] for x in variants]
+    return [[job] for job in found.values()], [
+        [{**job, **x}] for job in small[:1] if job["schedules"] for x in variants
+    ]
 
 
 # ---- in a process of its own ------------------------------------------------------------------------------------------
@@ -336,6 +338,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=80.0)
     parser.add_argument("--pair", action="store_true", help="time the Triton pair too, which compiles for long")
     parser.add_argument("--warm", action="store_true", help="compile what is timed, and nothing else")
+    parser.add_argument("--variants", action="store_true", help="time other schedules too")
     parser.add_argument("--workers", type=int, default=10)
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--work", action="store_true")
@@ -355,7 +358,7 @@ def main() -> None:
             Path(args.out).write_text(json.dumps({"checks": checked, "times": timed}, indent=1))
 
     checked, timed = hopper.Answers(save), hopper.Answers(save)
-    jobs = timings(args.only, args.pair)
+    jobs = timings(args.only, args.pair, args.variants)
     if "check" not in args.skip:  # what is timed is compiled beside them
         share = 1.0 if "time" in args.skip or args.warm else 0.5
         kernels, schedules = warm_ups(jobs)
