@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 import sys
 import threading
-import time
 import types
 from pathlib import Path
 
@@ -225,7 +224,7 @@ class Machine:
 
     def __init__(self, program, programs):
         self.lock = threading.Condition()
-        self.program, self.programs, self.errors, self.polls = program, programs, [], 0
+        self.program, self.programs, self.errors = program, programs, []
         self.named: dict[int, Named] = {}
 
     def wait_until(self, ready):
@@ -317,16 +316,6 @@ def _assembly(text, constraints, args, **options):
         at = pointer.at + step.data // 4 * torch.arange(8)[:, None]
         assert int(at.min()) >= 0 and int(at.max()) + 1 < pointer.memory.numel(), "a read outside a tensor"
         return Register(pointer.memory[at].sum(0)), Register(pointer.memory[at + 1].sum(0))
-    if "ld.acquire" in text:  # in a loop, until another program has written
-        current.machine.polls += 1
-        time.sleep(0.001)
-        if current.machine.polls > 1000 * PATIENCE:
-            raise Deadlock("a program waits for ever")
-        return Integer(args[0].memory[number(args[0].at)])
-    if "st.release" in text:
-        args[0].memory[number(args[0].at)] = number(args[1])
-        current.machine.polls = 0
-        return
     machine, at = current.machine, number(args[0])
     with machine.lock:
         named = machine.named.setdefault(at, Named())
@@ -495,30 +484,12 @@ def _given(x):
 
 
 def launch(module, kernel, programs, args, constants):
-    """A kernel over all its programs, one after another, or side by side where they wait for each other. Descriptors: (tensor, rows of a block, and
-    columns)."""
+    """A kernel over all its programs, one after another. Descriptors: (tensor, rows of a block, and columns)."""
     function = module.files[kernel.__module__.rpartition(".")[2]][kernel.__name__]
     args = [Descriptor(*x) if type(x) is tuple else _given(x) for x in args]
-    errors = []
-
-    def run(program):
-        try:
-            current.machine = Machine(program, programs)
-            function(*args, **{name: Constant(x) for name, x in constants.items()})
-        except BaseException as error:
-            errors.append(error)
-
-    if constants.get("ADD") == 2:
-        threads = [threading.Thread(target=run, args=(program,)) for program in range(programs)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    else:
-        for program in range(programs):
-            run(program)
-    if errors:
-        raise errors[0]
+    for program in range(programs):
+        current.machine = Machine(program, programs)
+        function(*args, **{name: Constant(x) for name, x in constants.items()})
 
 
 def emulate(module):
