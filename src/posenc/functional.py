@@ -137,12 +137,12 @@ def prepare_repeated(q: Tensor, k: Tensor, v: Tensor, plan: Plan, causal: bool) 
 def run_repeated(
     known: RepeatedCall, q: Tensor, k: Tensor, v: Tensor, causal: bool, masks: MaskOptions
 ) -> Tensor | None:
-    """`attend` for a call like the last one; None: call `attend`. masks: padding and documents, of several queries on a CPU."""
+    """`attend` for a call like the last one; None: call `attend`. masks: on a CPU, padding, and documents of several queries."""
     if not is_standard():
         return None
     if not masks:
         return known.run(q, k, v)
-    return known.run(q, k, v, {"causal": causal, **masks}) if isinstance(known, Text) else None
+    return known.run(q, k, v, {"causal": causal, **masks}) if isinstance(known, (Text, Token)) else None
 
 
 def explain(

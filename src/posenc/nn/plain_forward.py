@@ -73,7 +73,9 @@ def forward(layer: Attention, x: Tensor, slot: LayerCache | None, masks: MaskOpt
         rotates_here = encoding.rotates and not encoding.length_dependent
         rotates_here = rotates_here and (slot is not None or (is_usual and not encoding.adds_terms))
         is_steady = is_short and not dropout and encoding.steady_terms and not torch.is_grad_enabled()
-        is_steady = is_steady and (not masks or (past == 0 and not masks.keys() & {"window", "mask"}))
+        if masks:
+            taken = ("key_mask",) if queries == 1 else ("key_mask", "documents") if past == 0 else ()
+            is_steady = is_steady and all(name in taken for name in masks)
         is_steady = is_steady and not (on_cpu and torch.is_autocast_enabled("cpu"))
         if is_steady and encoding.rotates == rotates_here and (past == 0 or queries == 1 or on_cpu):
             prepared = encoding.prepared_terms()
