@@ -125,10 +125,13 @@ def attend_plain(
     return plain_call.run(q, k, v, plan, causal, None, dropout)
 
 
-def prepare_repeated(q: Tensor, k: Tensor, v: Tensor, plan: Plan, causal: bool) -> RepeatedCall | None:
-    """What `run_repeated` needs for a layer's next calls like this one, without gradients, if they can be shortened."""
+def prepare_repeated(
+    q: Tensor, k: Tensor, v: Tensor, plan: Plan, causal: bool, masks: MaskOptions
+) -> RepeatedCall | None:
+    """What `run_repeated` needs for a layer's next calls like this one, without gradients, if they can be shortened. masks: a window, on a
+    GPU, or none."""
     if not q.is_cpu:
-        return KnownText.find(q, k, v, plan, causal)
+        return KnownText.find(q, k, v, plan, {"causal": causal, **masks})
     if q.shape[2] == 1:
         return Token(q, k.shape[2], plan) if Token.supports(q, plan) else None
     return Text(q, k, plan, causal) if Text.supports(q, k, plan) else None

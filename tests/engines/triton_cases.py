@@ -217,6 +217,20 @@ def group_empty():
             assert not any(grad.any() for grad in (out, *grads))
 
 
+def group_documents():
+    """Bounds of documents by a kernel are those by PyTorch's operations: ids in order and in none, shared rows, no tokens."""
+    from posenc.engines.triton import arguments, launcher, padding
+
+    for (q_rows, k_rows), (lq, lk), is_sorted in itertools.product(
+        ((2, 2), (1, 3), (3, 1)), ((1, 1), (300, 300), (257, 1), (0, 4), (4, 0), (5, 600)), (False, True)
+    ):
+        q_ids, k_ids = torch.randint(6, (q_rows, lq)) - 2, torch.randint(6, (k_rows, lk), dtype=torch.int32) - 2
+        k_ids = k_ids.sort(-1)[0] if is_sorted else k_ids
+        found = padding.find_documents(launcher.launch, q_ids, k_ids)
+        expected = arguments._document_bounds(q_ids, k_ids.long()), arguments._document_bounds(k_ids.long(), q_ids)
+        assert all(map(torch.equal, found, expected)), f"{q_rows}, {k_rows} rows of {lq}, {lk}, in order: {is_sorted}"
+
+
 def group_tiles():
     """Blocks of other shapes than the interpreter's default."""
     from posenc.engines.triton import schedule

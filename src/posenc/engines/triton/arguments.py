@@ -20,7 +20,7 @@ from .. import gluon
 from ..lowering import Facts, LoweredPlan, Span
 from . import schedule
 from .launcher import Launch
-from .padding import find_bounds
+from .padding import find_bounds, find_documents
 
 FAR = 1 << 28  # a distance beyond every position: a span at FAR makes every tile far
 LONGEST = 2048  # distances: with more, a row term is made for some queries at a time, as it takes memory for each token
@@ -238,7 +238,11 @@ def _add_masks(tensors: dict[str, Tensor], mask: Mask, facts: Facts, launch: Lau
         tensors["key_mask"] = mask.key_mask.contiguous()
     if mask.documents is not None:
         tensors["doc_q"], tensors["doc_k"] = q_ids, k_ids = tuple(ids.contiguous() for ids in mask.documents)
-        tensors["doc_q_keys"], tensors["doc_k_queries"] = _document_bounds(q_ids, k_ids), _document_bounds(k_ids, q_ids)
+        if launch is None:
+            bounds = _document_bounds(q_ids, k_ids), _document_bounds(k_ids, q_ids)
+        else:
+            bounds = find_documents(launch, q_ids, k_ids)
+        tensors["doc_q_keys"], tensors["doc_k_queries"] = bounds
     if mask.extra is not None:
         tensors["extra"] = mask.extra.expand(facts.batch, facts.heads, facts.q_length, facts.k_length)
     if launch is not None:
@@ -258,8 +262,7 @@ def prepare_masks(launch: Launch, key_mask: Tensor | None, extra: Tensor | None,
 
 
 def _document_bounds(own: Tensor, other: Tensor) -> Tensor:
-    """int32 [B or 1, L, 2]: where each token's document begins and ends on the other side, if ids never decrease there, as in
-    packed sequences; else -1 ("unknown") and the length."""
+    """padding.find_documents by PyTorch's operations, of one side."""
     rows, length = max(own.shape[0], other.shape[0]), other.shape[1]
     ascending = (other[:, 1:] >= other[:, :-1]).all(-1, keepdim=True)
     own, other = own.expand(rows, -1).contiguous(), other.expand(rows, -1).contiguous()
