@@ -137,9 +137,16 @@ def prepare_repeated(
     return Text(q, k, plan, causal) if Text.supports(q, k, plan) else None
 
 
-def run_repeated(known: RepeatedCall, q: Tensor, k: Tensor, v: Tensor) -> Tensor | None:
-    """`attend` for a call like the last one; None: call `attend`."""
-    return known.run(q, k, v) if is_standard() else None
+def run_repeated(
+    known: RepeatedCall, q: Tensor, k: Tensor, v: Tensor, causal: bool, masks: MaskOptions
+) -> Tensor | None:
+    """`attend` for a call like the last one; None: call `attend`. masks: padding and documents, of several queries on a CPU; or the window
+    that it was prepared with, on a GPU."""
+    if not is_standard():
+        return None
+    if masks and isinstance(known, Text):
+        return known.run(q, k, v, {"causal": causal, **masks})
+    return known.run(q, k, v)
 
 
 def explain(

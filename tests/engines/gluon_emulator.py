@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 import sys
 import threading
-import time
 import types
 from pathlib import Path
 
@@ -205,15 +204,15 @@ class Descriptor:
         )
         self.block_type = types.SimpleNamespace(nbytes=rows * columns * x.element_size())
 
-    def part(self, at):
+    def part(self, at, is_read=False):
+        """What a copy reads or writes, and at which of the block's rows it begins. Columns before the first are read as zeros."""
         if self.x.dim() == 2:
             row, column = map(number, at)
             assert column * self.x.element_size() % 16 == 0, "a copy that begins at no multiple of 16 bytes"
             width = self.block_shape[-1]
-            assert row >= 0 and (column >= 0 or self.rows == 1), "a tile outside its tensor"
-            if column < 0:
-                return torch.nn.functional.pad(self.x[row, : max(column + width, 0)], (-column, 0))[None, :width], 0
-            return self.x[row : row + self.rows, column : column + width], 0
+            assert row >= 0 and (column >= 0 or is_read), "a tile outside its tensor"
+            rows = self.x[row : row + self.rows, max(column, 0) : max(column + width, 0)]
+            return (torch.nn.functional.pad(rows, (min(-column, width), 0)) if column < 0 else rows), 0
         *which, first, _ = map(number, at)
         length = self.x.shape[-2]
         inside = min(max(first, 0), length), max(min(first + self.rows, length), 0)
@@ -225,7 +224,7 @@ class Machine:
 
     def __init__(self, program, programs):
         self.lock = threading.Condition()
-        self.program, self.programs, self.errors, self.polls = program, programs, [], 0
+        self.program, self.programs, self.errors = program, programs, []
         self.named: dict[int, Named] = {}
 
     def wait_until(self, ready):
@@ -270,7 +269,7 @@ def _expect(barrier, nbytes, pred=True):
 
 def _load(desc, at, barrier, result, pred=True):
     if bool(raw(pred)):
-        part, first = desc.part(at)
+        part, first = desc.part(at, is_read=True)
         block = torch.zeros_like(result.data)
         block.view(-1, block.shape[-1])[first : first + len(part), : part.shape[-1]] = part
         result.data.copy_(block)
@@ -317,16 +316,6 @@ def _assembly(text, constraints, args, **options):
         at = pointer.at + step.data // 4 * torch.arange(8)[:, None]
         assert int(at.min()) >= 0 and int(at.max()) + 1 < pointer.memory.numel(), "a read outside a tensor"
         return Register(pointer.memory[at].sum(0)), Register(pointer.memory[at + 1].sum(0))
-    if "ld.acquire" in text:  # in a loop, until another program has written
-        current.machine.polls += 1
-        time.sleep(0.001)
-        if current.machine.polls > 1000 * PATIENCE:
-            raise Deadlock("a program waits for ever")
-        return Integer(args[0].memory[number(args[0].at)])
-    if "st.release" in text:
-        args[0].memory[number(args[0].at)] = number(args[1])
-        current.machine.polls = 0
-        return
     machine, at = current.machine, number(args[0])
     with machine.lock:
         named = machine.named.setdefault(at, Named())
@@ -495,30 +484,12 @@ def _given(x):
 
 
 def launch(module, kernel, programs, args, constants):
-    """A kernel over all its programs, one after another, or side by side where they wait for each other. Descriptors: (tensor, rows of a block, and
-    columns)."""
+    """A kernel over all its programs, one after another. Descriptors: (tensor, rows of a block, and columns)."""
     function = module.files[kernel.__module__.rpartition(".")[2]][kernel.__name__]
     args = [Descriptor(*x) if type(x) is tuple else _given(x) for x in args]
-    errors = []
-
-    def run(program):
-        try:
-            current.machine = Machine(program, programs)
-            function(*args, **{name: Constant(x) for name, x in constants.items()})
-        except BaseException as error:
-            errors.append(error)
-
-    if constants.get("ADD") == 2:
-        threads = [threading.Thread(target=run, args=(program,)) for program in range(programs)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    else:
-        for program in range(programs):
-            run(program)
-    if errors:
-        raise errors[0]
+    for program in range(programs):
+        current.machine = Machine(program, programs)
+        function(*args, **{name: Constant(x) for name, x in constants.items()})
 
 
 def emulate(module):
@@ -538,8 +509,19 @@ def set_processors(monkeypatch, number):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: found)
 
 
+def document_bounds(own, other):
+    rows, length = max(own.shape[0], other.shape[0]), other.shape[1]
+    ascending = (other[:, 1:] >= other[:, :-1]).all(-1, keepdim=True)
+    own, other = own.expand(rows, -1).contiguous(), other.expand(rows, -1).contiguous()
+    first, last = torch.searchsorted(other, own), torch.searchsorted(other, own, right=True)
+    return torch.stack((first.where(ascending, -1), last.where(ascending, length)), -1).to(torch.int32)
+
+
 def with_bounds(inputs):
-    """The same with padding as bytes, and the bounds of real keys as padding.find_bounds has them."""
+    """The same with padding as bytes, and the bounds of real keys and of documents as padding.py has them."""
+    if inputs.doc_q is not None:
+        ids = inputs.doc_q, inputs.doc_k
+        inputs = inputs._replace(doc_q_keys=document_bounds(*ids), doc_k_queries=document_bounds(*ids[::-1]))
     if inputs.key_mask is None:
         return inputs
     real = inputs.key_mask

@@ -1,4 +1,4 @@
-"""Groups of interpreted cases (triton_cases.py, triton_decode_cases.py): functions `group_*`, each run in a process of its own."""
+"""Groups of interpreted cases (triton_cases.py, triton_decode_cases.py): functions `group_*`, run in processes of their own."""
 
 import os
 import re
@@ -14,9 +14,10 @@ from tests import seeds
 
 
 def list_groups(cases: Path, quick: set[str]) -> list:
-    """Parameters of a test. The interpreter is slow: `make test` runs the quick groups only."""
+    """Parameters of a test. The interpreter is slow: `make test` runs the quick groups only, and those in one process."""
     found = re.findall(r"^def group_(\w+)", cases.read_text(encoding="utf-8"), re.MULTILINE)
-    return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in found]
+    together = ",".join(name for name in found if name in quick)
+    return [together, *(pytest.param(name, marks=pytest.mark.slow) for name in found if name not in quick)]
 
 
 def check_group(cases: Path, group: str, timeout: float) -> None:
@@ -27,13 +28,14 @@ def check_group(cases: Path, group: str, timeout: float) -> None:
 
 
 def run_group(functions: dict) -> None:
-    """The group that the command line names, on memory that is filled with NaN and watched."""
+    """The groups that the command line names, on memory that is filled with NaN and watched."""
     from tests.engines import interpreter, triton_memory
 
-    seeds.everything(seeds.of(sys.argv[1]))
     torch.set_num_threads(1)
     interpreter.mend()
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = True
-    with triton_memory.watched():
-        functions[f"group_{sys.argv[1]}"]()
+    for name in sys.argv[1].split(","):
+        seeds.everything(seeds.of(name))
+        with triton_memory.watched():
+            functions[f"group_{name}"]()

@@ -114,7 +114,9 @@ def test_second_derivatives_say_which_engine_has_them():
 
 
 @pytest.mark.parametrize("dynamic", [None, True])
-@pytest.mark.parametrize("encoding, kv_heads", [("none", 2), ("none", 1), ("rope", 2), ("shaw", 2)])
+@pytest.mark.parametrize(
+    "encoding, kv_heads", [pytest.param("none", 2, marks=pytest.mark.slow), ("none", 1), ("rope", 2), ("shaw", 2)]
+)
 def test_a_second_length_compiles(encoding, dynamic, kv_heads):
     options = {} if encoding == "none" else {"encoding": encoding}
     layer = posenc.Attention(16, 2, kv_heads=kv_heads, causal=True, **options)

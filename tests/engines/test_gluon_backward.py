@@ -79,7 +79,7 @@ def check(
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("terms", ["bias", "none", "apart", "near", "one", "slopes"])
 def test_terms(kernel, monkeypatch, terms, causal):
-    check(kernel, monkeypatch, terms, causal, (500, 500), heads=(3, 3))
+    check(kernel, monkeypatch, terms, causal, (500, 500), heads=(2, 2))
 
 
 @pytest.mark.parametrize("causal", [False, True])

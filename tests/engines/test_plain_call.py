@@ -10,10 +10,11 @@ import torch
 import posenc
 from posenc import Lookup, Plan, Positions, attend, explain, index
 from posenc.bench import uses_layers
+from posenc.core.dropout import Dropout
 from posenc.core.mask import make_mask
 from posenc.engines import plain_call, rules_cpu
 from posenc.engines.choose import choose_engine
-from posenc.engines.cpu import dense
+from posenc.engines.cpu import dense, joined_masks
 from posenc.engines.lowering import Facts, lower_plan
 
 
@@ -408,3 +409,55 @@ def test_a_token_after_padded_texts_and_several_tokens_keep_their_masks():
                 at = cache.length
                 parts.append(layer(x[:, at : at + count], cache=cache))
         torch.testing.assert_close(torch.cat(parts, 1)[real], whole[real], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["none", "alibi", "both"])
+def test_masks_that_change_in_place_or_are_replaced_are_never_stale(name):
+    """The joined mask of padding and documents is kept between calls; one of other values at the same address is not used."""
+    q, k, v = tensors()
+    plan, half = plans()[name], torch.arange(12) < 6
+    padding, documents = torch.ones(2, 12, dtype=torch.bool), torch.zeros(2, 12, dtype=torch.long)
+    changes = [
+        lambda: padding[1, 8:].fill_(False),
+        lambda: padding.data[0, 3:].fill_(False),
+        lambda: documents[:, half].fill_(1),
+        lambda: documents.numpy().fill(0),
+        lambda: padding.fill_(False),  # fully masked
+    ]
+    for change in (lambda: None, *changes):
+        change()
+        for options in (
+            {"key_mask": padding},
+            {"key_mask": padding, "documents": documents},
+            {"documents": documents, "window": 4},
+        ):
+            for causal in (False, True):
+                truth = attend(q, k, v, plan, engine="reference", causal=causal, **options)
+                for training in (True, False, True):
+                    with torch.set_grad_enabled(training):
+                        out = attend(q.clone().requires_grad_(training), k, v, plan, causal=causal, **options)
+                    torch.testing.assert_close(out, truth, atol=1e-5, rtol=1e-5)
+    for number in range(80):
+        attend(q, k, v, plan, key_mask=torch.rand(2, 12) < 0.5 + number / 1000)
+    assert len(joined_masks._kept) <= joined_masks._kept.most
+
+
+@pytest.mark.parametrize("name", ["none", "rope", "alibi", "t5", "shaw"])
+def test_dropout_keeps_the_mean_and_reaches_every_gradient(name):
+    torch.manual_seed(0)
+    layer = posenc.Attention(32, 4, encoding=None if name == "none" else name, dropout=0.5)
+    x, real = torch.randn(400, 6, 32)[:1].expand(400, -1, -1), torch.tensor([[True] * 5 + [False]])
+    for options in ({}, {"key_mask": real.expand(400, -1)}):
+        outs = layer.train()(x, **options)
+        assert not torch.equal(outs[0], outs[1])
+        grads = torch.autograd.grad(outs.mean(0).square().sum(), tuple(layer.parameters()), allow_unused=True)
+        layer.eval()
+        truth = layer(x[:1], **{key: value[:1] for key, value in options.items()})
+        allowed = 5 * outs.std(0) / 20 + 1e-6
+        assert ((outs.mean(0) - truth[0]).abs() < allowed).all()
+        assert all(one is not None and torch.isfinite(one).all() for one in grads)
+    (q, k, v), plan = tensors(), plans()["t5"]
+    seeded = Dropout(0.5, torch.tensor([7]))  # ranks that share a text draw by a hash: the formula in blocks
+    assert explain(q, k, v, plan, dropout=0.5).engine == "cpu"
+    assert explain(q, k, v, plan, dropout=seeded).engine == "blocked"
+    assert torch.equal(*(attend(q, k, v, plan, dropout=seeded) for _ in range(2)))

@@ -166,21 +166,21 @@ def compiled():
 
 
 @pytest.mark.parametrize(
-    "case",
+    "cases",
     [
-        "some_cases",
-        pytest.param("other_cases", marks=pytest.mark.slow),
-        "constant_has_no_gradient",
-        "fire_at_its_threshold",
-        "compiled",
-        "tables_over_a_grid",
-        "gates_that_accumulate",
+        "fire_at_its_threshold() tables_over_a_grid() gates_that_accumulate() constant_has_no_gradient() some_cases()",
+        pytest.param("other_cases()", marks=pytest.mark.slow),
+        pytest.param("compiled()", marks=pytest.mark.slow),  # fire_at_its_threshold() in one graph
     ],
 )
-def test_interpreted(case):
+def test_interpreted(cases):
+    """In one process: each takes seconds to begin."""
     if not triton.INSTALLED:
         pytest.skip("needs Triton")
-    command = f"from tests.engines import interpreter, test_triton_pair as t; interpreter.mend(); t.{case}()"
+    command = (
+        "from tests.engines import interpreter; from tests.engines.test_triton_pair import *; interpreter.mend()\n"
+    )
+    command += cases.replace(" ", "\n")
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run([sys.executable, "-c", command], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]

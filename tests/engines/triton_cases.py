@@ -218,17 +218,19 @@ def group_empty():
 
 
 def group_documents():
-    """Bounds of documents by a kernel are those by PyTorch's operations: ids in order and in none, shared rows, no tokens."""
-    from posenc.engines.triton import arguments, launcher, padding
+    """Bounds of documents: ids in order and in none, rows that are shared, no tokens."""
+    from posenc.engines.triton import launcher, padding
 
-    for (q_rows, k_rows), (lq, lk), is_sorted in itertools.product(
+    for (own_rows, rows), (own_length, length), is_sorted in itertools.product(
         ((2, 2), (1, 3), (3, 1)), ((1, 1), (300, 300), (257, 1), (0, 4), (4, 0), (5, 600)), (False, True)
     ):
-        q_ids, k_ids = torch.randint(6, (q_rows, lq)) - 2, torch.randint(6, (k_rows, lk), dtype=torch.int32) - 2
-        k_ids = k_ids.sort(-1)[0] if is_sorted else k_ids
-        found = padding.find_documents(launcher.launch, q_ids, k_ids)
-        expected = arguments._document_bounds(q_ids, k_ids.long()), arguments._document_bounds(k_ids.long(), q_ids)
-        assert all(map(torch.equal, found, expected)), f"{q_rows}, {k_rows} rows of {lq}, {lk}, in order: {is_sorted}"
+        own, ids = torch.randint(6, (own_rows, own_length)) - 2, torch.randint(6, (rows, length)) - 2
+        ids = ids.sort(-1)[0] if is_sorted else ids
+        found = padding.find_documents(launcher.launch, own, ids.int() if rows == 2 else ids)
+        below, upto = ((ids[:, None] < own[..., None]).sum(-1), (ids[:, None] <= own[..., None]).sum(-1))
+        ascends = (ids.diff() >= 0).all(-1, keepdim=True)
+        expected = torch.stack((below.where(ascends, -1), upto.where(ascends, length)), -1).int()
+        assert torch.equal(found, expected), f"{own_rows}, {rows} rows of {own_length}, {length}, in order: {is_sorted}"
 
 
 def group_tiles():

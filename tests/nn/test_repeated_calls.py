@@ -300,3 +300,53 @@ def test_a_subclass_with_terms_of_its_own_is_not_steady():
 
     assert posenc.ALiBi.steady_terms
     assert not Other.steady_terms
+
+
+@pytest.mark.parametrize("name", STEADY)
+def test_a_few_tokens_repeat_the_last_few(name, text_runs):
+    layer, layers = make(name), []
+    if name == "alibi":  # the encoding is shared, causality is not
+        layers = [posenc.Attention(SIZE, HEADS, encoding=layer.encoding).eval()]
+    for one in (layer, *layers):
+        cache, text = posenc.KVCache(), torch.randn(2, 60, SIZE)
+        with torch.no_grad():
+            one(text[:, :20], cache=cache)
+            for count in (4, 4, 4, 3, 4):
+                if count == 3:
+                    for parameter in layer.encoding.parameters():
+                        parameter.add_(0.5)
+                at = cache.length + count
+                ours = one(text[:, at - count : at], cache=cache)
+                truth = by_reference(one, text[:, :at])[:, -count:]
+                torch.testing.assert_close(ours, truth, atol=1e-5, rtol=1e-5)
+    assert name == "shaw" or text_runs["run"] >= 2
+
+
+@pytest.mark.parametrize("name", STEADY)
+@pytest.mark.parametrize("causal", [False, True])
+def test_padded_texts_follow_every_change(name, causal, text_runs):
+    torch.manual_seed(0)
+    layer = posenc.Attention(SIZE, HEADS, encoding=name, causal=causal)
+    x, real, ids = torch.randn(2, 20, SIZE), torch.ones(2, 20, dtype=torch.bool), torch.zeros(2, 20, dtype=torch.long)
+
+    def check(**masks):
+        layer.engine = "reference"
+        truth = layer(x, **masks)
+        layer.engine = "auto"
+        for _ in range(3):
+            torch.testing.assert_close(layer(x, **masks), truth, atol=1e-5, rtol=1e-5, equal_nan=True)
+
+    with torch.no_grad():
+        for change in (
+            lambda: real[1, 13:].fill_(False),
+            lambda: [parameter.add_(0.5) for parameter in layer.encoding.parameters()],
+            lambda: ids[:, 7:].fill_(3),
+            lambda: real[0].fill_(False),  # fully masked
+            lambda: x[1, 15].fill_(float("nan")),  # hidden
+            lambda: real.fill_(True),
+        ):
+            change()
+            check(key_mask=real)
+            check(key_mask=real, documents=ids)
+            check()
+    assert text_runs["run"] >= 12

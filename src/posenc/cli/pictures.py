@@ -297,7 +297,7 @@ def mixed_rope(options: Options) -> list[str]:
 
 def many_axes(options: Options) -> list[str]:
     axis_of = options.get("axis_of", (0, 1, 2) * 4)
-    return titled("Axis of each pair of channels, for example dealt out in turn:", [" ".join(map(str, axis_of))])
+    return titled("Axis of each pair of channels, for example the axes in turn:", [" ".join(map(str, axis_of))])
 
 
 def fox(options: Options) -> list[str]:

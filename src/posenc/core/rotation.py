@@ -336,8 +336,8 @@ def _by_partners(
     return parts if heads == 1 else (parts[0].transpose(1, 2), parts[1].transpose(1, 2))
 
 
-_channels: dict[int, tuple] = {}
-"""cos and sin for each channel, of phases that layers share, by the identity of cos. Nothing is stored on the phases themselves,
+_channels: dict[tuple[int, int], tuple] = {}
+"""cos and sin for each channel, of phases that layers share, by the identity of cos and the axis of the heads. Nothing is stored on the phases themselves,
 which may be the caller's: they are known by weak references, and an entry goes when its cos does."""
 MOST_CHANNELS = 64
 
@@ -346,11 +346,11 @@ def _both_channels(
     cos: Tensor, sin: Tensor, layout: Layout, precision: torch.dtype, heads: int
 ) -> tuple[Tensor, Tensor]:
     """cos and sin for each channel, [B or 1, L, R] with an axis for the heads: made once while the phases live unchanged."""
-    key = id(cos)
+    key = id(cos), heads
     known = _channels.get(key)
-    if known is not None and known[0]() is cos and known[1]() is sin and known[2] == layout and known[3] == heads:
-        if known[4] is precision and known[5] == cos._version and known[6] == sin._version:
-            return known[7]
+    if known is not None and known[0]() is cos and known[1]() is sin and known[2] == layout and known[3] is precision:
+        if known[4] == cos._version and known[5] == sin._version:
+            return known[6]
     if not may_keep(cos.device) or cos.is_inference() or sin.is_inference():
         return _repeat_channels(cos, sin, layout, precision, heads)
     with torch.inference_mode(False), torch.no_grad():
@@ -358,7 +358,7 @@ def _both_channels(
     if len(_channels) >= MOST_CHANNELS:
         _channels.clear()
     own_cos = ref(cos, lambda _: _channels.pop(key, None))
-    _channels[key] = own_cos, ref(sin), layout, heads, precision, cos._version, sin._version, wide
+    _channels[key] = own_cos, ref(sin), layout, precision, cos._version, sin._version, wide
     return wide
 
 

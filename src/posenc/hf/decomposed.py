@@ -19,6 +19,7 @@ from torch import Tensor
 from .. import Index, Lookup, Plan, Positions, attend
 from ..nn import blocks
 from .family import Family, scatter, variants
+from .interface import are_collected
 from .layer import Layer
 
 
@@ -72,7 +73,7 @@ class Decomposed(Layer):
         return self.proj(out.reshape(batch, height, width, channels))
 
     def forward(self, hidden_states, output_attentions=None):
-        if output_attentions or not self.posenc_has_positions():
+        if output_attentions or are_collected() or not self.posenc_has_positions():
             return super().forward(hidden_states, output_attentions)
         return self.posenc_attend(hidden_states), None
 
@@ -96,7 +97,7 @@ class VitDet(SegGpt):
         return self.num_heads
 
     def forward(self, hidden_state, output_attentions=False):
-        if output_attentions or not self.posenc_has_positions():
+        if output_attentions or are_collected() or not self.posenc_has_positions():
             return super(Decomposed, self).forward(hidden_state, output_attentions)
         return (self.posenc_attend(hidden_state),)
 

@@ -76,13 +76,12 @@ def forward(layer: Attention, x: Tensor, slot: LayerCache | None, masks: MaskOpt
         rotates_here = encoding.rotates and not encoding.length_dependent
         rotates_here = rotates_here and (slot is not None or (is_usual and not encoding.adds_terms))
         is_steady = is_short and not dropout and encoding.steady_terms and not torch.is_grad_enabled()
-        is_steady = is_steady and not (masks and on_cpu)
+        is_steady = is_steady and not (on_cpu and masks and (past or masks.keys() & {"window", "mask"}))
         is_steady = is_steady and not (on_cpu and torch.is_autocast_enabled("cpu"))
         if is_steady and encoding.rotates == rotates_here and (past == 0 or queries == 1 or on_cpu):
             prepared = encoding.prepared_terms()
             kind = ("token" if queries == 1 else "tokens") if past else "text"
-            kind = "causal " + kind if layer.causal and queries > 1 else kind
-            kind = (kind, layer.window) if masks else kind
+            kind = " ".join(("causal" if layer.causal and queries > 1 else "", *masks, kind)), layer.window
             known = None if prepared is None else prepared.get(kind)
         if known is None and (not is_short or encoding.adds_terms or encoding.rotates != rotates_here):
             plan = _make_plan(layer, encoding, x, past, queries, rotates_here)
@@ -100,7 +99,7 @@ def forward(layer: Attention, x: Tensor, slot: LayerCache | None, masks: MaskOpt
             appended = slot.append(k, v, differentiable=is_training(layer, q))
             k, v = appended.k, appended.v
     if known is not None:
-        out = run_repeated(known, q, k, v)
+        out = run_repeated(known, q, k, v, layer.causal, masks)
         if out is None:
             plan = _make_plan(layer, encoding, x, past, queries, rotates_here)
     if plan is None:
@@ -128,6 +127,31 @@ def forward(layer: Attention, x: Tensor, slot: LayerCache | None, masks: MaskOpt
         else:
             slot.length, slot.marks = past + queries, marks
     return out
+
+
+def attend_context(layer: Attention, x: Tensor, context: Tensor, key_mask: Tensor | None) -> Tensor | None:
+    """Cross-attention [B, L, d_model] to a context [B, M, d_model], with an encoding that has no part in it; None: the general way."""
+    modules: dict[str, Any] = layer._modules
+    encoding = modules["encoding"]
+    dropout = layer.dropout if layer.training else 0.0
+    if encoding.acts_inside or encoding.embeds or encoding.keeps or layer.engine != "auto" or layer.window is not None:
+        return None
+    if torch.compiler.is_compiling() or type(x) not in PLAIN or type(context) not in PLAIN or _has_any_global_hook():
+        return None
+    if not (x.is_cpu and context.is_cpu and x.numel() and context.numel()):
+        return None
+    batch, queries, _ = x.shape
+    keys, size = context.shape[1], layer.head_dim
+    rows, others = x.flatten(0, 1), context.flatten(0, 1)
+    q = _project(modules["q_proj"], rows, batch, queries).view(batch, queries, -1, size).transpose(1, 2)
+    k = _project(modules["k_proj"], others, batch, keys).view(batch, keys, -1, size).transpose(1, 2)
+    v = _project(modules["v_proj"], others, batch, keys).view(batch, keys, -1, size).transpose(1, 2)
+    masks: MaskOptions = {} if key_mask is None else {"key_mask": key_mask}
+    out = attend_plain(q, k, v, None, False, masks, dropout)
+    if out is None:
+        out = attend(q, k, v, dropout=dropout, **masks)
+    out = out.transpose(1, 2).reshape(batch * queries, -1)
+    return _project(modules["o_proj"], out, batch, queries).view(batch, queries, -1)
 
 
 def _project_heads(

@@ -7,7 +7,7 @@ from posenc import hf
 from posenc.hf import decomposed
 from posenc.nn import blocks
 from tests.hf.compare import gradients_agree, outputs_agree
-from tests.hf.harness import outcome, pairs, run_check
+from tests.hf.harness import inputs_of, outcome, pairs, run_check
 from tests.hf.tiny import tiny_case
 from tests.seeds import seed
 
@@ -108,3 +108,15 @@ def test_second_derivatives():
 
     assert torch.autograd.gradcheck(attend, (q, bias))
     assert torch.autograd.gradgradcheck(attend, (q, bias))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_attention_weights_that_hooks_collect(case):
+    """Some models pass no output_attentions on: transformers collects what their layers return."""
+    model, inputs = CASES[case].make(), inputs_of(CASES[case], "none")
+    with torch.no_grad():
+        theirs = getattr(model(**inputs, output_attentions=True), "attentions", None)
+        ours = getattr(hf.accelerate(model)(**inputs, output_attentions=True), "attentions", None)
+    assert (ours is None) == (theirs is None)
+    for one, other in zip(ours or (), theirs or (), strict=True):
+        outputs_agree(one, other)

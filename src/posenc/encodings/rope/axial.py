@@ -25,7 +25,7 @@ class AxialRoPE(ManyAxes):
     """RoPE over the rows and columns of an image (or the axes of a clip), each pair reading one of them.
 
         convention    pairs (D/2 in all)                        frequencies             layout       positions
-        "pixtral"     rows, then columns                        one ladder dealt out:   half         row, column
+        "pixtral"     rows, then columns                        one ladder shared:      half         row, column
                                                                 even ones to rows
         "qwen2_vl"    rows, then columns                        a ladder for each       half         row, column
         "llama4"      columns, then rows                        a ladder for each       interleaved  row, column;
@@ -109,8 +109,8 @@ class AxialRoPE(ManyAxes):
                 require_number(name, value, least=least)
         self.shift, self.jitter, self.rescale, self.prefix = shift, jitter, rescale, prefix
         drawn = {"shift": shift, "jitter": jitter, "rescale": rescale}
-        self._moving = any(value is not None for value in drawn.values())
-        if (self._moving or prefix) and convention != "dinov3":
+        self._is_augmented = any(value is not None for value in drawn.values())
+        if (self._is_augmented or prefix) and convention != "dinov3":
             raise OptionError(
                 "shift, jitter, rescale and prefix belong to DINOv3's training; they need convention='dinov3'"
             )
@@ -123,13 +123,13 @@ class AxialRoPE(ManyAxes):
         self.offset = 1 if convention == "llama4" else 0
 
     def rotation(self, positions: Positions) -> Rotation:
-        if not (self.training and self._moving):
+        if not (self.training and self._is_augmented):
             return super().rotation(positions)
         device = self.device_of(positions)
         digits, start = self._drawn(torch.device("cpu") if device.type == "mps" else device)  # MPS has no float64
         first, second, third = (digit.to(device) for digit in digits)
         q, k = (
-            self._from(start.to(device), self._phases(sides, (first, second, third), 1.0, device))
+            self._advance(start.to(device), self._phases(sides, (first, second, third), 1.0, device))
             for sides in (positions.q_axes, positions.k_axes)
         )
         return Rotation(q, k, self.layout)
@@ -151,10 +151,10 @@ class AxialRoPE(ManyAxes):
         size = constant(tuple(float(n) for n in self.grid), device, torch.float64)
         return split_frequency_tensor(frequencies), frequencies * (size * shift.double()).repeat_interleave(each)
 
-    def _from(self, start: Tensor, both: Phases) -> Phases:
+    def _advance(self, start: Tensor, both: Phases) -> Phases:
         """Phases advanced by `start`, except those of the prefix."""
         if self.shift is None:
             return both
         (cos, sin), c, s = both, start.cos().to(both[0].dtype), start.sin().to(both[0].dtype)
-        there = torch.arange(cos.shape[1], device=cos.device)[:, None] >= self.prefix
-        return torch.where(there, cos * c - sin * s, cos), torch.where(there, sin * c + cos * s, sin)
+        is_patch = torch.arange(cos.shape[1], device=cos.device)[:, None] >= self.prefix
+        return torch.where(is_patch, cos * c - sin * s, cos), torch.where(is_patch, sin * c + cos * s, sin)

@@ -29,7 +29,7 @@ class ManyAxes(Encoding):
 
         pair c is rotated by  p[axis_of[c]] · frequencies[c]
 
-        axis_of=(0, 0, 1, 1)         rows, then columns           axis_of=(0, 1, 0, 1)    dealt out in turn
+        axis_of=(0, 0, 1, 1)         rows, then columns           axis_of=(0, 1, 0, 1)    the axes in turn
         axis_of=(0, 0, 0, 1, 1, 2)   unequal shares, any order
 
     Without `frequencies` each axis has frequencies base^(-c/n), c = 0 .. n - 1, n its pairs, in the order of its

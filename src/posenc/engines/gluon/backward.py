@@ -53,7 +53,7 @@ from .backward_diagonals import sum_diagonals
 from .backward_sums import BUFFERS, ROWS, add_dq, sum_distances
 from .backward_tiles import KEY_CONSUMERS, KEYS, NEAR, OWN, count_turns, far_query_tile, find_keys, find_queries
 from .bands import copy_tiles
-from .kernel import PAD, by_eights, coordinates, load_tiles, near_tile
+from .kernel import PAD, by_eights, coordinates, load_tiles, make_barriers, near_tile
 
 
 # ---- producer ---------------------------------------------------------------------------------------------------------
@@ -461,25 +461,10 @@ def backward(
     dq_smem = ds_smem
     if ADD == 3:
         dq_smem = gl.allocate_shared_memory(gl.float32, [BUFFERS, D, BM], dq_ptr.layout)
-    BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
-    kv_full = gl.allocate_shared_memory(gl.int64, [1, 1], BARRIER)
-    kv_empty = gl.allocate_shared_memory(gl.int64, [1, 1], BARRIER)
-    band_full = gl.allocate_shared_memory(gl.int64, [1, 1], BARRIER)
-    band_empty = gl.allocate_shared_memory(gl.int64, [1, 1], BARRIER)
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
-    ds_full = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], BARRIER)
-    ds_empty = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], BARRIER)
-    mbarrier.init(kv_full.index(0), count=1)
-    mbarrier.init(kv_empty.index(0), count=KEY_CONSUMERS + 1)
-    mbarrier.init(band_full.index(0), count=KEY_CONSUMERS)
-    mbarrier.init(band_empty.index(0), count=1)
-    for i in gl.static_range(STAGES):
-        mbarrier.init(full.index(i), count=1)
-        mbarrier.init(empty.index(i), count=KEY_CONSUMERS)
-    for i in gl.static_range(SLOTS):
-        mbarrier.init(ds_full.index(i), count=KEY_CONSUMERS)
-        mbarrier.init(ds_empty.index(i), count=1)
+    kv_full, kv_empty = make_barriers(1, KEY_CONSUMERS + 1)
+    band_empty, band_full = make_barriers(1, KEY_CONSUMERS)
+    full, empty = make_barriers(STAGES, KEY_CONSUMERS)
+    ds_empty, ds_full = make_barriers(SLOTS, KEY_CONSUMERS)  # what consumers fill, one role empties
     fence_async_shared()
 
     load = (k_desc, v_desc, q_desc, do_desc, stats_desc, k_smem, v_smem, q_smem, do_smem, stats_smem)

@@ -49,7 +49,7 @@ from .bands import (
     store_by_rows,
     store_row_ends,
 )
-from .kernel import along_rows, by_eights, load_tiles, near_tile
+from .kernel import along_rows, by_eights, load_tiles, make_barriers, near_tile
 
 
 # ---- adder --------------------------------------------------------------------------------------------------------------
@@ -429,26 +429,10 @@ def backward_content(
         row_ends_smem = gl.allocate_shared_memory(gl.float32, [2 * BANDS, 1, BM], row_ends_desc.layout)
     if OUTS == 1:
         band_smem = gl.allocate_shared_memory(DTYPE, [4, BM, COPY], rows_desc.layout)
-    BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
-    kv_full = gl.allocate_shared_memory(gl.int64, [1, 1], BARRIER)
-    kv_empty = gl.allocate_shared_memory(gl.int64, [1, 1], BARRIER)
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
-    ds_full = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], BARRIER)
-    ds_empty = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], BARRIER)
-    band_full = gl.allocate_shared_memory(gl.int64, [BANDS, 1], BARRIER)
-    band_empty = gl.allocate_shared_memory(gl.int64, [BANDS, 1], BARRIER)
-    for i in gl.static_range(BANDS):
-        mbarrier.init(band_full.index(i), count=1)
-        mbarrier.init(band_empty.index(i), count=2)
-    mbarrier.init(kv_full.index(0), count=1)
-    mbarrier.init(kv_empty.index(0), count=3)
-    for i in gl.static_range(STAGES):
-        mbarrier.init(full.index(i), count=1)
-        mbarrier.init(empty.index(i), count=2)
-    for i in gl.static_range(SLOTS):
-        mbarrier.init(ds_full.index(i), count=2)
-        mbarrier.init(ds_empty.index(i), count=1)
+    kv_full, kv_empty = make_barriers(1, 3)
+    full, empty = make_barriers(STAGES, 2)
+    ds_empty, ds_full = make_barriers(SLOTS, 2)  # what consumers fill, one role empties
+    band_full, band_empty = make_barriers(BANDS, 2)
     fence_async_shared()
 
     load = (k_desc, v_desc, q_desc, do_desc, stats_desc, k_smem, v_smem, q_smem, do_smem, stats_smem)

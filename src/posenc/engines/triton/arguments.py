@@ -237,34 +237,33 @@ def _add_masks(tensors: dict[str, Tensor], mask: Mask, facts: Facts, launch: Lau
     if mask.key_mask is not None:
         tensors["key_mask"] = mask.key_mask.contiguous()
     if mask.documents is not None:
-        tensors["doc_q"], tensors["doc_k"] = q_ids, k_ids = tuple(ids.contiguous() for ids in mask.documents)
-        if launch is None:
-            bounds = _document_bounds(q_ids, k_ids), _document_bounds(k_ids, q_ids)
-        else:
-            bounds = find_documents(launch, q_ids, k_ids)
-        tensors["doc_q_keys"], tensors["doc_k_queries"] = bounds
+        tensors["doc_q"], tensors["doc_k"] = (ids.contiguous() for ids in mask.documents)
     if mask.extra is not None:
         tensors["extra"] = mask.extra.expand(facts.batch, facts.heads, facts.q_length, facts.k_length)
     if launch is not None:
-        tensors.update(prepare_masks(launch, tensors.get("key_mask"), tensors.get("extra"), facts.batch))
+        masks = (tensors.get(name) for name in ("key_mask", "extra", "doc_q", "doc_k"))
+        tensors.update(prepare_masks(launch, facts.batch, *masks))
 
 
-def prepare_masks(launch: Launch, key_mask: Tensor | None, extra: Tensor | None, batch: int) -> dict[str, Tensor]:
-    """Masks as the kernels take them, bytes for booleans, and the bounds of the real keys. Inside an operator: Inductor (in torch
-    2.11) cannot view a boolean tensor as bytes."""
+def prepare_masks(
+    launch: Launch,
+    batch: int,
+    key_mask: Tensor | None,
+    extra: Tensor | None,
+    doc_q: Tensor | None,
+    doc_k: Tensor | None,
+) -> dict[str, Tensor]:
+    """Masks as the kernels take them, bytes for booleans, and the bounds of real keys and of documents. Inside an operator: Inductor (in
+    torch 2.11) cannot view a boolean tensor as bytes."""
     made: dict[str, Tensor] = {}
     if key_mask is not None:
         made["key_mask"] = key_mask.view(torch.uint8) if key_mask.dtype == torch.bool else key_mask
         made["key_bounds"] = find_bounds(launch, made["key_mask"], batch)
     if extra is not None and extra.dtype == torch.bool:
         made["extra"] = extra.view(torch.uint8)
+    if doc_q is not None and doc_k is not None:
+        made["doc_q_keys"], made["doc_k_queries"] = (
+            find_documents(launch, doc_q, doc_k),
+            find_documents(launch, doc_k, doc_q),
+        )
     return made
-
-
-def _document_bounds(own: Tensor, other: Tensor) -> Tensor:
-    """padding.find_documents by PyTorch's operations, of one side."""
-    rows, length = max(own.shape[0], other.shape[0]), other.shape[1]
-    ascending = (other[:, 1:] >= other[:, :-1]).all(-1, keepdim=True)
-    own, other = own.expand(rows, -1).contiguous(), other.expand(rows, -1).contiguous()
-    first, last = torch.searchsorted(other, own), torch.searchsorted(other, own, right=True)
-    return torch.stack((first.where(ascending, -1), last.where(ascending, length)), -1).to(torch.int32)

@@ -41,7 +41,8 @@ def forward(
 
 
 def _with_masks(launch, inputs: Inputs) -> Inputs:
-    return inputs._replace(**prepare_masks(launch, inputs.key_mask, inputs.extra, inputs.q.shape[0]))
+    masks = inputs.key_mask, inputs.extra, inputs.doc_q, inputs.doc_k
+    return inputs._replace(**prepare_masks(launch, inputs.q.shape[0], *masks))
 
 
 attend_op = define_operator("attend", forward)

@@ -1,12 +1,10 @@
-"""Bounds of the real keys of each batch row and of each token's document, in one launch each instead of dozens of small PyTorch operations.
+"""Bounds of the real keys of each batch row, and of each token's document, in one launch instead of a dozen small PyTorch operations.
 
     key_mask     0 0 1 1 1 0 1 0      ->   first 2, end 7, contiguous 0
                  1 1 1 1 1 0 0 0      ->   first 0, end 5, contiguous 1
+    documents    3 3 3 5 5 5 5 8      ->   0 3 of the first three tokens, 3 7, 7 8
 
 Tiles outside first .. end are skipped; if the keys between are contiguous, tiles inside need no mask.
-
-    documents of keys   3 3 3 5 5     ->   a query of document 3: 0, 3; of 5: 3, 5; of 4: 3, 3
-                        3 5 3 5 5     ->   -1, 5 for every query: ids that decrease say nothing
 """
 
 from __future__ import annotations
@@ -17,7 +15,6 @@ import triton.language as tl
 from torch import Tensor
 
 from .launcher import Launch
-from .schedule import cdiv
 
 
 @triton.jit(do_not_specialize=["row", "length"])
@@ -38,6 +35,51 @@ def key_bounds_kernel(key_mask, row, length, bounds, BLOCK: tl.constexpr):
     tl.store(bounds + 3 * b + 2, (tl.sum(count, 0) == end - begin).to(tl.int32))
 
 
+@triton.jit
+def first_from(ids, length, steps, own, AFTER: tl.constexpr):
+    """Where ascending ids reach own; AFTER: where they exceed it."""
+    begin, end = tl.zeros_like(own).to(tl.int32), tl.zeros_like(own).to(tl.int32) + length
+    for _ in range(steps):
+        is_open = begin < end
+        middle = (begin + end) // 2
+        x = tl.load(ids + middle, mask=is_open, other=0).to(tl.int64)
+        is_before = is_open & ((x <= own) if AFTER else (x < own))
+        end = tl.where(is_open & (is_before == 0), middle, end)
+        begin = tl.where(is_before, middle + 1, begin)
+    return begin
+
+
+@triton.jit(do_not_specialize=["own_row", "own_length", "row", "length", "steps"])
+def document_bounds_kernel(own, own_row, own_length, other, row, length, bounds, steps, BLOCK: tl.constexpr):
+    blocks = tl.cdiv(own_length, BLOCK)
+    b = (tl.program_id(0) // blocks).to(tl.int64)
+    i = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
+    ids = other + b * row
+    falls = tl.zeros([BLOCK], tl.int32)
+    for j0 in range(0, length - 1, BLOCK):
+        j = j0 + tl.arange(0, BLOCK)
+        valid = j < length - 1
+        falls += (tl.load(ids + j, mask=valid, other=0) > tl.load(ids + j + 1, mask=valid, other=0)).to(tl.int32)
+    ascends = tl.sum(falls, 0) == 0
+    own_ids = tl.load(own + b * own_row + i, mask=i < own_length, other=0).to(tl.int64)
+    at = bounds + (b * own_length + i) * 2
+    tl.store(at, tl.where(ascends, first_from(ids, length, steps, own_ids, False), -1), mask=i < own_length)
+    tl.store(at + 1, tl.where(ascends, first_from(ids, length, steps, own_ids, True), length), mask=i < own_length)
+
+
+def find_documents(launch: Launch, own: Tensor, other: Tensor) -> Tensor:
+    """int32 [B or 1, L, 2]: where each token's document begins and ends on the other side, if ids never decrease there, as in packed
+    sequences; else -1 ("unknown") and the length. Ids: [B or 1, L], contiguous."""
+    rows, own_length, length = max(own.shape[0], other.shape[0]), own.shape[1], other.shape[1]
+    bounds = own.new_empty(rows, own_length, 2, dtype=torch.int32)
+    if bounds.numel():
+        own_row, row = (0 if ids.shape[0] == 1 else ids.shape[1] for ids in (own, other))
+        launch(
+            document_bounds_kernel, rows * -(-own_length // 256), own, own_row, own_length, other, row, length, bounds, length.bit_length(), BLOCK=256
+        )  # fmt: skip
+    return bounds
+
+
 def find_bounds(launch: Launch, key_mask: Tensor, batch: int) -> Tensor:
     """uint8 [batch or 1, L] -> int32 [batch, 3]: the first real key, the last + 1, whether all keys between are real."""
     key_mask = key_mask.contiguous()
@@ -46,61 +88,3 @@ def find_bounds(launch: Launch, key_mask: Tensor, batch: int) -> Tensor:
         row = 0 if key_mask.shape[0] == 1 else key_mask.shape[1]
         launch(key_bounds_kernel, batch, key_mask, row, key_mask.shape[1], bounds, BLOCK=1024)
     return bounds
-
-
-@triton.jit
-def _find_document(own, own_row, other, other_row, out, own_length, other_length, b, block, BLOCK: tl.constexpr):
-    i = block * BLOCK + tl.arange(0, BLOCK)
-    x = tl.load(own + b * own_row + i, mask=i < own_length, other=0)
-    y = other + b * other_row
-    falls = tl.zeros([BLOCK], tl.int32)
-    for j0 in range(1, other_length, BLOCK):
-        j = j0 + tl.arange(0, BLOCK)
-        before = tl.load(y + j - 1, mask=j < other_length, other=0)
-        falls += (before > tl.load(y + j, mask=j < other_length, other=0)).to(tl.int32)
-    is_known = tl.sum(falls, 0) == 0
-    first, end = tl.zeros([BLOCK], tl.int32), tl.zeros([BLOCK], tl.int32)  # ids below x, and up to x, lie before them
-    first_most, end_most = first + other_length, end + other_length
-    size = other_length
-    while size > 0:  # halved in each step
-        middle = (first + first_most) // 2
-        is_below = (first < first_most) & (tl.load(y + middle, mask=first < first_most, other=0) < x)
-        first_most = tl.where(is_below, first_most, tl.minimum(middle, first_most))
-        first = tl.where(is_below, middle + 1, first)
-        middle = (end + end_most) // 2
-        is_below = (end < end_most) & (tl.load(y + middle, mask=end < end_most, other=0) <= x)
-        end_most = tl.where(is_below, end_most, tl.minimum(middle, end_most))
-        end = tl.where(is_below, middle + 1, end)
-        size = size // 2
-    at = out + (b * own_length + i) * 2
-    tl.store(at, tl.where(is_known, first, -1), mask=i < own_length)
-    tl.store(at + 1, tl.where(is_known, end, other_length), mask=i < own_length)
-
-
-@triton.jit(do_not_specialize=["q_row", "k_row", "q_length", "k_length", "q_blocks", "k_blocks"])
-def document_bounds_kernel(
-    q_ids, q_row, k_ids, k_row, q_keys, k_queries, q_length, k_length, q_blocks, k_blocks, BLOCK: tl.constexpr
-):
-    """One program for each batch row and block of queries, or of keys."""
-    pid = tl.program_id(0)
-    b, block = (pid // (q_blocks + k_blocks)).to(tl.int64), pid % (q_blocks + k_blocks)
-    if block < q_blocks:
-        _find_document(q_ids, q_row, k_ids, k_row, q_keys, q_length, k_length, b, block, BLOCK)
-    else:
-        _find_document(k_ids, k_row, q_ids, q_row, k_queries, k_length, q_length, b, block - q_blocks, BLOCK)
-
-
-def find_documents(launch: Launch, q_ids: Tensor, k_ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Contiguous ids [B or 1, Lq], [B or 1, Lk] -> int32 [B or 1, Lq, 2], [B or 1, Lk, 2]: where each query's document begins and ends among
-    the keys, if their ids never decrease, else -1 and Lk; and the same for keys."""
-    rows, q_length, k_length = max(q_ids.shape[0], k_ids.shape[0]), q_ids.shape[1], k_ids.shape[1]
-    q_keys, k_queries = (q_ids.new_empty(rows, length, 2, dtype=torch.int32) for length in (q_length, k_length))
-    block = 256
-    blocks = cdiv(q_length, block), cdiv(k_length, block)
-    if rows * sum(blocks):
-        q_row, k_row = (0 if ids.shape[0] == 1 else ids.shape[1] for ids in (q_ids, k_ids))
-        launch(
-            document_bounds_kernel, rows * sum(blocks), q_ids, q_row, k_ids, k_row, q_keys, k_queries, q_length, k_length, *blocks,
-            BLOCK=block,
-        )  # fmt: skip
-    return q_keys, k_queries
