@@ -204,15 +204,15 @@ class Descriptor:
         )
         self.block_type = types.SimpleNamespace(nbytes=rows * columns * x.element_size())
 
-    def part(self, at):
+    def part(self, at, is_read=False):
+        """What a copy reads or writes, and at which of the block's rows it begins. Columns before the first are read as zeros."""
         if self.x.dim() == 2:
             row, column = map(number, at)
             assert column * self.x.element_size() % 16 == 0, "a copy that begins at no multiple of 16 bytes"
             width = self.block_shape[-1]
-            assert row >= 0 and (column >= 0 or self.rows == 1), "a tile outside its tensor"
-            if column < 0:
-                return torch.nn.functional.pad(self.x[row, : max(column + width, 0)], (-column, 0))[None, :width], 0
-            return self.x[row : row + self.rows, column : column + width], 0
+            assert row >= 0 and (column >= 0 or is_read), "a tile outside its tensor"
+            rows = self.x[row : row + self.rows, max(column, 0) : max(column + width, 0)]
+            return (torch.nn.functional.pad(rows, (min(-column, width), 0)) if column < 0 else rows), 0
         *which, first, _ = map(number, at)
         length = self.x.shape[-2]
         inside = min(max(first, 0), length), max(min(first + self.rows, length), 0)
@@ -269,7 +269,7 @@ def _expect(barrier, nbytes, pred=True):
 
 def _load(desc, at, barrier, result, pred=True):
     if bool(raw(pred)):
-        part, first = desc.part(at)
+        part, first = desc.part(at, is_read=True)
         block = torch.zeros_like(result.data)
         block.view(-1, block.shape[-1])[first : first + len(part), : part.shape[-1]] = part
         result.data.copy_(block)

@@ -125,6 +125,7 @@ def check(
     found |= {name: y.grad for name, y in plan.tensors() if y.grad is not None}
     for name, ours in found.items():
         budget.assert_within(ours.to(q.dtype) if name in "qkv" else ours, expected[name], allowed[name], name)
+    return found, expected
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -132,6 +133,16 @@ def check(
 @pytest.mark.parametrize("terms", [("query",), ("key",), ("query", "key"), ("query", "value")])
 def test_terms(kernel, monkeypatch, span, terms, causal):
     check(kernel, monkeypatch, span, (500, 500), terms, masks={"causal": causal})
+
+
+@pytest.mark.parametrize("span", [index.Index(300, 318), index.Index(318, 340)])
+def test_distances_beyond_one_end_of_a_narrow_span(kernel, monkeypatch, span):
+    """Those of a block of keys that begins beyond the other end, where everything is masked."""
+    monkeypatch.setitem(SPANS, "narrow", span)
+    found, expected = check(kernel, monkeypatch, "narrow", (320, 640), masks={"window": (10, 6)})
+    name = "lookups[0].dot_query"
+    error = (found[name].double() - expected[name]).abs().max() / expected[name].abs().max()
+    assert error < 0.01, "budgets of so large scores allow a tenth"
 
 
 def test_whole_tiles_of_wide_bands_are_copied(kernel, monkeypatch):
