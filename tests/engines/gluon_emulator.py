@@ -210,9 +210,10 @@ class Descriptor:
             row, column = map(number, at)
             assert column * self.x.element_size() % 16 == 0, "a copy that begins at no multiple of 16 bytes"
             width = self.block_shape[-1]
-            assert row >= 0 and (column >= 0 or self.rows == 1), "a tile outside its tensor"
-            if column < 0:
-                return torch.nn.functional.pad(self.x[row, : max(column + width, 0)], (-column, 0))[None, :width], 0
+            assert row >= 0, "a tile outside its tensor"
+            if column < 0:  # zeros before the first
+                rows = self.x[row : row + self.rows, : max(column + width, 0)]
+                return torch.nn.functional.pad(rows, (-column, 0))[:, :width], 0
             return self.x[row : row + self.rows, column : column + width], 0
         *which, first, _ = map(number, at)
         length = self.x.shape[-2]
@@ -278,6 +279,7 @@ def _load(desc, at, barrier, result, pred=True):
 
 
 def _store(desc, at, source):
+    assert desc.x.dim() > 2 or number(at[1]) >= 0, "a tile outside its tensor"
     part, first = desc.part(at)
     part.copy_(source.data.view(-1, source.shape[-1])[first : first + len(part)])
 

@@ -107,9 +107,10 @@ def run_backward(
         finish, batch * heads * q_tiles, sums, _view(dq), heads, q_length, scale, size, s.queries, s.add == 3, num_warps=4
     )  # fmt: skip
     if d_rows is not None:
+        left_of = d_rows.lo if visible_distances(x, num)[0] < d_rows.lo else -NO_LIMIT
         launch(
             finish_rows, batch * heads * -(-q_length // 64), outer, d_rows.ptr, outer.shape[2], blocks, q_length, num.offset, d_rows.h,
-            d_rows.pitch, d_rows.origin, d_rows.lo, d_rows.hi, 64, KEYS.value, num_warps=2,
+            d_rows.pitch, d_rows.origin, d_rows.lo, d_rows.hi, left_of, 64, KEYS.value, num_warps=2,
         )  # fmt: skip
 
 
