@@ -177,7 +177,9 @@ def test_interpreted(cases):
     """In one process: each takes seconds to begin."""
     if not triton.INSTALLED:
         pytest.skip("needs Triton")
-    command = "from tests.engines import interpreter; from tests.engines.test_triton_pair import *; interpreter.mend()\n"
+    command = (
+        "from tests.engines import interpreter; from tests.engines.test_triton_pair import *; interpreter.mend()\n"
+    )
     command += cases.replace(" ", "\n")
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run([sys.executable, "-c", command], env=environment, capture_output=True, text=True, check=False)

@@ -1,7 +1,7 @@
 """Kernels for Hopper GPUs, written in Gluon (Triton's own lower level): a path of the triton engine.
 
     prepare, kernel, launch         the forward pass: which tiles a block visits, the padded table; producer and consumers; buffers, descriptors
-    skew, window, window_launch, values     the forward pass with a content term of the queries, and with values by distance
+    skew, window, window_launch     the forward pass with a content term of the queries
     rolling, rolling_launch         the same where the term has a row for every visible distance
     backward, backward_prepare, backward_launch     the backward pass, with five products; what runs before and after it
     content_backward, content_prepare, content_launch     the same with content terms
@@ -106,10 +106,6 @@ def refuse_window(x: Inputs, num: Numbers, scale: float, dropout: float) -> str 
         if x.starts is not None or (-num.cols_hi, -num.cols_lo) != (num.rows_lo, num.rows_hi):
             return "a content term of the keys must have the distances of the queries' term, and no start for each row"
         reads = reads | {"key_table"}
-    if x.value is not None:
-        if x.starts is not None or x.q.shape[3] != 64 or x.key_table is not None:
-            return "a value term needs heads of 64, no content term of the keys and no start for each row"
-        reads = reads | {"value"}
     reason = refuse_device(x.q.device) or refuse_call(x, num, scale, dropout, reads) or refuse_size(x)
     reason = reason or refuse_slower(x, num)
     if reason is not None:
