@@ -134,9 +134,15 @@ def prepare_repeated(q: Tensor, k: Tensor, v: Tensor, plan: Plan, causal: bool) 
     return Text(q, k, plan, causal) if Text.supports(q, k, plan) else None
 
 
-def run_repeated(known: RepeatedCall, q: Tensor, k: Tensor, v: Tensor) -> Tensor | None:
-    """`attend` for a call like the last one; None: call `attend`."""
-    return known.run(q, k, v) if is_standard() else None
+def run_repeated(
+    known: RepeatedCall, q: Tensor, k: Tensor, v: Tensor, causal: bool, masks: MaskOptions
+) -> Tensor | None:
+    """`attend` for a call like the last one; None: call `attend`. masks: padding and documents, of several queries on a CPU."""
+    if not is_standard():
+        return None
+    if not masks:
+        return known.run(q, k, v)
+    return known.run(q, k, v, {"causal": causal, **masks}) if isinstance(known, Text) else None
 
 
 def explain(

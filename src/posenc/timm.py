@@ -29,6 +29,11 @@ __all__ = ["accelerate", "report", "restore"]
 
 Model = TypeVar("Model", bound=nn.Module)
 """The class of the caller's model."""
+KEPT = {
+    "RelPosMlp": ("get_bias", "rel_coords_log"), "RelPosBiasTf": ("get_bias", "relative_position_bias_table"),
+    "WindowMultiHeadAttention": ("_relative_positional_encodings", "logit_scale"),
+}  # fmt: skip
+"""Class -> the method that makes the bias of a network or of products, and a tensor that says where the module is."""
 
 
 def accelerate(model: Model) -> Model:
@@ -71,21 +76,18 @@ def _replacements(module: nn.Module) -> list[tuple[str, Callable]]:
     if not cls.__module__.startswith("timm.") or "posenc_replaced" in module.__dict__:
         return []
     file = cls.__module__.rsplit(".", 1)[1]
-    if file == "pos_embed_rel" and cls.__name__ in ("RelPosBias", "RelPosBiasTf", "RelPosMlp"):
-        return [_bias("get_bias")]
-    if getattr(module, "relative_position_bias_table", None) is not None and hasattr(cls, "_get_rel_pos_bias"):
-        return [_bias("_get_rel_pos_bias")]
-    if file == "swin_transformer_v2_cr" and cls.__name__ == "WindowMultiHeadAttention":
-        return [_bias("_relative_positional_encodings")]
+    for name in ("get_bias", "_get_rel_pos_bias"):
+        table = getattr(module, "relative_position_bias_table", None)
+        if hasattr(cls, name) and table is not None and table.dim() == 2:
+            return [(name, partial(read_bias, name))]
+    if cls.__name__ in KEPT:
+        name, where = KEPT[cls.__name__]
+        return [(name, partial(keep_bias, name, where))] if hasattr(cls, name) else []
     if file == "swin_transformer_v2" and cls.__name__ == "WindowAttention":
         return [("forward", attend_cosine)]
     if file == "vision_transformer_sam" and cls.__name__ == "Attention" and module.use_rel_pos:
         return [("forward", attend_decomposed)]
     return []
-
-
-def _bias(name: str) -> tuple[str, Callable]:
-    return name, partial(make_bias, name)
 
 
 def _check(module: Any, name: str, function: Callable) -> None:
@@ -99,20 +101,26 @@ def _check(module: Any, name: str, function: Callable) -> None:
         raise ValueError(f"{type(module).__name__}.{name} of this timm does not make the bias that posenc expects")
 
 
-# ---- biases ----------------------------------------------------------------------------------------------------------
-def make_bias(name: str, module: Any) -> Tensor:
-    """What the module's method `name` makes, [1, H, L, L]. A module that trains keeps nothing: networks have dropout."""
-    original = partial(getattr(type(module), name), module)
-    table, index = (getattr(module, f"relative_position_{one}", None) for one in ("bias_table", "index"))
-    networks = [getattr(module, one) for one in ("mlp", "meta_mlp") if hasattr(module, one)]
-    tables = (table,) if table is not None else tuple(p for one in networks for p in one.parameters())
-    make: Callable[[], Tensor] = original
-    if table is not None and index is not None and table.dim() == 2:
-        length = math.isqrt(index.numel())
+# ---- biases, [1, H, L, L] --------------------------------------------------------------------------------------------
+def read_bias(name: str, module: Any) -> Tensor:
+    """What the method `name` reads out of a table [n, H]."""
+    table = module.relative_position_bias_table
+    if not table.is_cpu and not (torch.is_grad_enabled() and table.requires_grad):
         # a GPU gathers rows faster than columns; their gradient is what takes long there
-        if table.is_cpu or torch.is_grad_enabled():
-            make = partial(blocks.read_table, table, index.view(length, length))
-    return make() if module.training else blocks.keep(module, module.window_size, tables, make)
+        return getattr(type(module), name)(module)
+    index = module.relative_position_index
+    length = math.isqrt(index.numel())
+    make = partial(blocks.read_table, table, index.view(length, length))
+    return make() if module.training else blocks.keep(module, module.window_size, (table,), make)
+
+
+def keep_bias(name: str, where: str, module: Any) -> Tensor:
+    """What the method `name` makes, kept on a CPU; not in training, where networks have dropout. where: a tensor of the module."""
+    original = getattr(type(module), name)
+    if module.training or torch.is_grad_enabled() or not getattr(module, where).is_cpu:
+        return original(module)
+    tables = tuple(getattr(module, "meta_mlp", module).parameters())
+    return blocks.keep(module, module.window_size, tables, partial(original, module))
 
 
 # ---- attention -------------------------------------------------------------------------------------------------------

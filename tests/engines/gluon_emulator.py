@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 import sys
 import threading
-import time
 import types
 from pathlib import Path
 
@@ -205,16 +204,15 @@ class Descriptor:
         )
         self.block_type = types.SimpleNamespace(nbytes=rows * columns * x.element_size())
 
-    def part(self, at):
+    def part(self, at, is_read=False):
+        """What a copy reads or writes, and at which of the block's rows it begins. Columns before the first are read as zeros."""
         if self.x.dim() == 2:
             row, column = map(number, at)
             assert column * self.x.element_size() % 16 == 0, "a copy that begins at no multiple of 16 bytes"
             width = self.block_shape[-1]
-            assert row >= 0, "a tile outside its tensor"
-            if column < 0:  # zeros before the first
-                rows = self.x[row : row + self.rows, : max(column + width, 0)]
-                return torch.nn.functional.pad(rows, (-column, 0))[:, :width], 0
-            return self.x[row : row + self.rows, column : column + width], 0
+            assert row >= 0 and (column >= 0 or is_read), "a tile outside its tensor"
+            rows = self.x[row : row + self.rows, max(column, 0) : max(column + width, 0)]
+            return (torch.nn.functional.pad(rows, (min(-column, width), 0)) if column < 0 else rows), 0
         *which, first, _ = map(number, at)
         length = self.x.shape[-2]
         inside = min(max(first, 0), length), max(min(first + self.rows, length), 0)
@@ -226,7 +224,7 @@ class Machine:
 
     def __init__(self, program, programs):
         self.lock = threading.Condition()
-        self.program, self.programs, self.errors, self.polls = program, programs, [], 0
+        self.program, self.programs, self.errors = program, programs, []
         self.named: dict[int, Named] = {}
 
     def wait_until(self, ready):
@@ -271,7 +269,7 @@ def _expect(barrier, nbytes, pred=True):
 
 def _load(desc, at, barrier, result, pred=True):
     if bool(raw(pred)):
-        part, first = desc.part(at)
+        part, first = desc.part(at, is_read=True)
         block = torch.zeros_like(result.data)
         block.view(-1, block.shape[-1])[first : first + len(part), : part.shape[-1]] = part
         result.data.copy_(block)
@@ -279,7 +277,6 @@ def _load(desc, at, barrier, result, pred=True):
 
 
 def _store(desc, at, source):
-    assert desc.x.dim() > 2 or number(at[1]) >= 0, "a tile outside its tensor"
     part, first = desc.part(at)
     part.copy_(source.data.view(-1, source.shape[-1])[first : first + len(part)])
 
@@ -319,16 +316,6 @@ def _assembly(text, constraints, args, **options):
         at = pointer.at + step.data // 4 * torch.arange(8)[:, None]
         assert int(at.min()) >= 0 and int(at.max()) + 1 < pointer.memory.numel(), "a read outside a tensor"
         return Register(pointer.memory[at].sum(0)), Register(pointer.memory[at + 1].sum(0))
-    if "ld.acquire" in text:  # in a loop, until another program has written
-        current.machine.polls += 1
-        time.sleep(0.001)
-        if current.machine.polls > 1000 * PATIENCE:
-            raise Deadlock("a program waits for ever")
-        return Integer(args[0].memory[number(args[0].at)])
-    if "st.release" in text:
-        args[0].memory[number(args[0].at)] = number(args[1])
-        current.machine.polls = 0
-        return
     machine, at = current.machine, number(args[0])
     with machine.lock:
         named = machine.named.setdefault(at, Named())
@@ -497,30 +484,12 @@ def _given(x):
 
 
 def launch(module, kernel, programs, args, constants):
-    """A kernel over all its programs, one after another, or side by side where they wait for each other. Descriptors: (tensor, rows of a block, and
-    columns)."""
+    """A kernel over all its programs, one after another. Descriptors: (tensor, rows of a block, and columns)."""
     function = module.files[kernel.__module__.rpartition(".")[2]][kernel.__name__]
     args = [Descriptor(*x) if type(x) is tuple else _given(x) for x in args]
-    errors = []
-
-    def run(program):
-        try:
-            current.machine = Machine(program, programs)
-            function(*args, **{name: Constant(x) for name, x in constants.items()})
-        except BaseException as error:
-            errors.append(error)
-
-    if constants.get("ADD") == 2:
-        threads = [threading.Thread(target=run, args=(program,)) for program in range(programs)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    else:
-        for program in range(programs):
-            run(program)
-    if errors:
-        raise errors[0]
+    for program in range(programs):
+        current.machine = Machine(program, programs)
+        function(*args, **{name: Constant(x) for name, x in constants.items()})
 
 
 def emulate(module):

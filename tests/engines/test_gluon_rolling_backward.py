@@ -86,8 +86,6 @@ def test_lengths(kernel, monkeypatch, lengths, causal):
 def test_heads_and_schedules(kernel, monkeypatch, causal):
     options = {"heads": (4, 2), "batch": 2, "programs": 9, "masks": {"causal": causal}}
     check(kernel, monkeypatch, (300, 450), 7, bias=False, **options)
-    check(kernel, monkeypatch, (300, 450), 7, add=2, **options)
-    check(kernel, monkeypatch, (700, 300), add=2, **options)
     check(
         kernel,
         monkeypatch,

@@ -26,29 +26,16 @@ def places(thread):
 
 
 def run(text, threads):
-    for first in range(0, len(threads), 32):
-        run_warp(text.splitlines(), threads[first : first + 32])
-
-
-def run_warp(lines, threads):
-    at = 0
-    while at < len(lines):
-        line, at = lines[at], at + 1
-        if line in "{}" or line.startswith(".reg") or line.endswith(":"):
+    for line in text.splitlines():
+        if line in "{}" or line.startswith(".reg"):
             continue
         name, rest = line.rstrip(";").split(" ", 1)
-        if name.startswith("@") or name == "bra.uni":
-            condition = {own[name[1:]] for own in threads} if name.startswith("@") else {True}
-            assert len(condition) == 1, "a jump of some threads of a warp"
-            if condition == {True}:
-                at = lines.index(rest.split()[-1] + ":")
-            continue
         into, *given = (part.strip() for part in rest.split(","))
         read = lambda own, x: own[x] if x in own else int(x, 0)  # noqa: E731
         if name == "shfl.sync.idx.b32":
             values = [own[given[0]] for own in threads]
-            for own in threads:
-                own[into] = values[own[given[1]]]
+            for at, own in enumerate(threads):
+                own[into] = values[at // 32 * 32 + own[given[1]]]
         else:
             for own in threads:
                 own[into] = OPERATIONS[name](*(read(own, x) for x in given))

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from functools import cache
 from itertools import product
 from pathlib import Path
 
@@ -26,7 +25,7 @@ ROWS = (  # batch, heads, length, masks
 )  # fmt: skip
 LONGEST_PAIR = 2048  # the Triton pair is timed up to this length, with --pair
 SCHEDULES = (
-    {"add": 0}, {"add": 2}, {"turns": False}, {"key_turns": False},
+    {"add": 0}, {"turns": False}, {"turns": False, "add": 0}, {"key_turns": False},
 )  # fmt: skip
 
 
@@ -35,28 +34,27 @@ DEPTHS = ((4, 6, False), (5, 6, True), (4, 8, True), (3, 5, True))  # stages, ri
 
 def checks(only):
     groups = []
-    for add, bias, flags in product((1, 2), (True, False), FLAGS):  # a group compiles one variant
-        if bias or (flags[0] == "" and add == 1):
-            name = f"{'bias' if bias else 'no bias'}{' in order' if add == 2 else ''}"
+    for bias, flags in product((True, False), FLAGS):  # a group compiles one variant
+        if bias or flags[0] == "":
             groups.append([
-                {"kind": "check", "name": f"{name} {masks} {lq}x{lk}", "bias": bias, "masks": masks, "lq": lq, "lk": lk, "add": add}
+                {"kind": "check", "name": f"{'bias' if bias else 'no bias'} {masks} {lq}x{lk}", "bias": bias, "masks": masks, "lq": lq, "lk": lk}
                 for (lq, lk), masks in product(LENGTHS, flags)
             ])  # fmt: skip
     groups += [
-        [{"kind": "check", "name": f"step {masks}", "step": True, "masks": masks, "add": add}]
-        for masks, add in (("", 1), ("causal", 1), ("padding", 1), ("", 2), ("causal", 2))
+        [{"kind": "check", "name": f"step {masks}", "step": True, "masks": masks}]
+        for masks in ("", "causal", "padding")
     ]
     wanted = lambda job: not only or any(part in job["name"] for part in only)  # noqa: E731
     groups = [[job for job in group if wanted(job)] for group in groups]
     return [group for group in groups if group]
 
 
-def timings(only, pair, order):
+def timings(only, pair, variants):
     jobs = []
     for number, (batch, heads, length, masks) in enumerate(ROWS):
         name = f"B{batch} H{heads} L{length} | {masks}"
-        jobs.append({"kind": "time", "name": name, "batch": batch, "heads": heads, "length": length, "masks": masks, "schedules": number == 0,
-                     "pair": pair and length <= LONGEST_PAIR, "order": order})  # fmt: skip
+        jobs.append({"kind": "time", "name": name, "batch": batch, "heads": heads, "length": length, "masks": masks, "schedules": variants and number == 0,
+                     "pair": pair and length <= LONGEST_PAIR})  # fmt: skip
     return [job for job in jobs if not only or any(part in job["name"] for part in only)]
 
 
@@ -68,7 +66,9 @@ def warm_ups(jobs):
         for job in reversed(small)
     }
     variants = [{"schedule": x} for x in SCHEDULES] + [{"depth": x} for x in DEPTHS]
-    return [[job] for job in found.values()], [[{**job, **x}] for job in small[:1] for x in variants]
+    return [[job] for job in found.values()], [
+        [{**job, **x}] for job in small[:1] if job["schedules"] for x in variants
+    ]
 
 
 # ---- in a process of its own ------------------------------------------------------------------------------------------
@@ -94,23 +94,6 @@ def release(enabled=True):
 
 def fail(error):
     raise error
-
-
-@cache
-def schedule_type():
-    """RollingSchedule, and its own defaults."""
-    from posenc.engines.gluon.rolling_backward_launch import RollingSchedule
-
-    return RollingSchedule, RollingSchedule()
-
-
-def use_schedule(**options):
-    """In every backward pass from now on, also of calls that are recorded."""
-    from tests.gpu.host import forget
-
-    kind, defaults = schedule_type()
-    kind.__new__.__defaults__ = tuple(defaults._replace(**options))
-    forget()
 
 
 class Call:
@@ -180,7 +163,6 @@ def check(job):
 
     from tests import budget
 
-    use_schedule(add=job["add"])
     if job.get("step"):
         return check_step(job)
     call = Call(4 if job["lq"] < 900 else 1, 4, 2, job["lq"], job["lk"], job["masks"], job["bias"])
@@ -243,10 +225,6 @@ def warm_up(job):
     call.run()
     if job["pair"]:
         call.run(True)
-    if job["order"]:
-        use_schedule(add=2)
-        call.run()
-        use_schedule()
     return {}
 
 
@@ -301,11 +279,6 @@ def times(job):
         yield f"{name}_MB", (torch.cuda.max_memory_allocated() - before) >> 20
         yield name, hopper.time_graph(lambda: call.run(is_pair))  # noqa: B023
     release()
-    if job["order"]:
-        use_schedule(add=2)
-        yield "backward in order", hopper.time_graph(call.run)
-        yield "step in order", hopper.time_graph(lambda: torch.autograd.grad(ours(), leaves, call.do))
-        use_schedule()
     for kernel in ("backward_rolling", "backward_rolling_keys", "sum_tables", "none"):
         yield kernel, hopper.time_graph(lambda: call.run_kernel(kernel))  # noqa: B023
     for schedule in SCHEDULES if job["schedules"] else ():
@@ -365,7 +338,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=80.0)
     parser.add_argument("--pair", action="store_true", help="time the Triton pair too, which compiles for long")
     parser.add_argument("--warm", action="store_true", help="compile what is timed, and nothing else")
-    parser.add_argument("--order", action="store_true", help="time sums that programs share, too")
+    parser.add_argument("--variants", action="store_true", help="time other schedules too")
     parser.add_argument("--workers", type=int, default=10)
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--work", action="store_true")
@@ -385,7 +358,7 @@ def main() -> None:
             Path(args.out).write_text(json.dumps({"checks": checked, "times": timed}, indent=1))
 
     checked, timed = hopper.Answers(save), hopper.Answers(save)
-    jobs = timings(args.only, args.pair, args.order)
+    jobs = timings(args.only, args.pair, args.variants)
     if "check" not in args.skip:  # what is timed is compiled beside them
         share = 1.0 if "time" in args.skip or args.warm else 0.5
         kernels, schedules = warm_ups(jobs)

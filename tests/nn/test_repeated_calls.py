@@ -320,3 +320,33 @@ def test_a_few_tokens_repeat_the_last_few(name, text_runs):
                 truth = by_reference(one, text[:, :at])[:, -count:]
                 torch.testing.assert_close(ours, truth, atol=1e-5, rtol=1e-5)
     assert name == "shaw" or text_runs["run"] >= 2
+
+
+@pytest.mark.parametrize("name", STEADY)
+@pytest.mark.parametrize("causal", [False, True])
+def test_padded_texts_follow_every_change(name, causal, text_runs):
+    torch.manual_seed(0)
+    layer = posenc.Attention(SIZE, HEADS, encoding=name, causal=causal)
+    x, real, ids = torch.randn(2, 20, SIZE), torch.ones(2, 20, dtype=torch.bool), torch.zeros(2, 20, dtype=torch.long)
+
+    def check(**masks):
+        layer.engine = "reference"
+        truth = layer(x, **masks)
+        layer.engine = "auto"
+        for _ in range(3):
+            torch.testing.assert_close(layer(x, **masks), truth, atol=1e-5, rtol=1e-5, equal_nan=True)
+
+    with torch.no_grad():
+        for change in (
+            lambda: real[1, 13:].fill_(False),
+            lambda: [parameter.add_(0.5) for parameter in layer.encoding.parameters()],
+            lambda: ids[:, 7:].fill_(3),
+            lambda: real[0].fill_(False),  # fully masked
+            lambda: x[1, 15].fill_(float("nan")),  # hidden
+            lambda: real.fill_(True),
+        ):
+            change()
+            check(key_mask=real)
+            check(key_mask=real, documents=ids)
+            check()
+    assert text_runs["run"] >= 12

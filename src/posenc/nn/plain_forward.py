@@ -72,12 +72,13 @@ def forward(layer: Attention, x: Tensor, slot: LayerCache | None, masks: MaskOpt
     if not is_short or encoding.acts_inside:
         rotates_here = encoding.rotates and not encoding.length_dependent
         rotates_here = rotates_here and (slot is not None or (is_usual and not encoding.adds_terms))
-        is_steady = is_short and not masks and not dropout and encoding.steady_terms and not torch.is_grad_enabled()
+        is_steady = is_short and not dropout and encoding.steady_terms and not torch.is_grad_enabled()
+        is_steady = is_steady and (not masks or (past == 0 and not masks.keys() & {"window", "mask"}))
         is_steady = is_steady and not (on_cpu and torch.is_autocast_enabled("cpu"))
         if is_steady and encoding.rotates == rotates_here and (past == 0 or queries == 1 or on_cpu):
             prepared = encoding.prepared_terms()
             kind = ("token" if queries == 1 else "tokens") if past else "text"
-            kind = "causal " + kind if layer.causal and queries > 1 else kind
+            kind = " ".join(("causal" if layer.causal and queries > 1 else "", *masks, kind))
             known = None if prepared is None else prepared.get(kind)
         if known is None and (not is_short or encoding.adds_terms or encoding.rotates != rotates_here):
             plan = _make_plan(layer, encoding, x, past, queries, rotates_here)
@@ -95,7 +96,7 @@ def forward(layer: Attention, x: Tensor, slot: LayerCache | None, masks: MaskOpt
             appended = slot.append(k, v, differentiable=is_training(layer, q))
             k, v = appended.k, appended.v
     if known is not None:
-        out = run_repeated(known, q, k, v)
+        out = run_repeated(known, q, k, v, layer.causal, masks)
         if out is None:
             plan = _make_plan(layer, encoding, x, past, queries, rotates_here)
     if plan is None:

@@ -12,17 +12,20 @@ return None.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from weakref import ref
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
 from ...core.index import Index
+from ...core.mask import MaskOptions
 from ...core.memo import STEP
 from ...core.plan import Plan, holds_nan
 from ..lowering import add
 from ..sdpa import fused_attention, hides_nan
-from . import decode, dense, dense_terms
+from . import decode, dense, dense_terms, joined_masks
 
 
 class Token:
@@ -84,9 +87,9 @@ class Token:
 
 class Text:
     """The terms of a text, or of the last tokens of one, on a CPU, without gradients: biases, slopes, and, of as many queries as keys, at
-    most one table that multiplies the queries."""
+    most one table that multiplies the queries; with padding and documents that `joined_masks` keeps."""
 
-    __slots__ = ("causal", "content", "dtype", "facts", "fewest", "kv_heads", "scale", "shape")
+    __slots__ = ("causal", "content", "dtype", "facts", "fewest", "kv_heads", "mask", "pairs", "scale", "shape")
     is_final = False
 
     def __init__(self, q: Tensor, k: Tensor, plan: Plan, causal: bool):
@@ -96,7 +99,15 @@ class Text:
         self.shape, self.kv_heads, self.dtype, self.causal = q.shape, k.shape[1], q.dtype, causal
         self.fewest = length if length == keys else max(length, keys - STEP) + 1
         self.scale = None if plan.scale is None else float(plan.scale)
-        self.facts = *bias_tables(plan), length - keys, length, keys, None, 0 if causal else None, precision
+        tables, indices = bias_tables(plan)
+        self.facts = length, keys, None, 0 if causal else None, precision
+        self.mask: Callable[[], Tensor | None] | None = None
+        self.pairs: list[tuple[Tensor, Tensor]] = []
+        if tables:  # `dense` owns the mask, and drops it where it keeps too much
+            mask = dense.find_bias(tables, indices, length - keys, *self.facts)
+            self.mask = _nothing if mask is None else ref(mask)
+            with torch.inference_mode(False), torch.no_grad():
+                self.pairs = [(table, table.clone()) for table in tables]
         self.content: tuple[Tensor, Tensor, tuple[Tensor, int, int]] | None = None
         for lookup in plan.lookups:
             if lookup.dot_query is not None:
@@ -116,7 +127,7 @@ class Text:
             return False
         return queries == keys or all(lookup.dot_query is None for lookup in plan.lookups)
 
-    def run(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor | None:
+    def run(self, q: Tensor, k: Tensor, v: Tensor, masks: MaskOptions | None = None) -> Tensor | None:
         (_, kv_heads, keys, _), length = k.shape, q.shape[2]
         if (
             q.shape != self.shape
@@ -126,24 +137,40 @@ class Text:
             or hides_nan(q, keys)
         ):
             return None
-        most, mask = self.facts[4], None
+        most, mask, joined = self.facts[1], None, None
         if not self.fewest <= keys <= most:
             return None
-        if self.facts[0]:
-            mask = dense.find_bias(*self.facts)
+        if masks:
+            joined = joined_masks.find(joined_masks.key_of(q, keys, masks), masks)
+            if joined is None:
+                return None
+        if self.mask is not None:
+            mask = self.mask()
             if mask is None:
                 return None
+            for table, copy in self.pairs:
+                if not copy.equal(table):
+                    return None
             if keys != most:
                 mask = mask.narrow(3, most - keys, keys)
-        elif self.causal:
-            mask = dense_terms.limits_of(*self.facts[5:7], length, keys, self.facts[7])
+        elif self.causal and joined is None:
+            mask = dense_terms.limits_of(*self.facts[2:4], length, keys, self.facts[4])
+        if joined is not None:
+            mask = add(mask, joined.hidden)
         if self.content is not None:
             table, copy, rows = self.content
             if not copy.equal(table):
                 return None
             mask = add(mask, dense_terms.multiply_scaled(q, *rows, length))
         out = fused_attention(q, k, v, mask, 0.0, False, self.scale)
-        return None if self.causal and holds_nan(out) else out  # a masked key or value may hold NaN
+        if joined is not None and joined.is_empty is not None:
+            out = out.masked_fill(joined.is_empty, 0.0)
+        hides = self.causal or joined is not None
+        return None if hides and holds_nan(out) else out  # a masked key or value may hold NaN
+
+
+def _nothing() -> None:
+    """A mask that was not kept."""
 
 
 def _has_only_tables(q: Tensor, plan: Plan) -> bool:

@@ -27,9 +27,18 @@ SCHEDULES = {64: Schedule(), 128: Schedule(queries=32, add=3, registers=(200, 88
 
 def is_one_sided(x: Inputs, num: Numbers) -> bool:
     """Whether no block of keys has visible distances beyond both ends of the row term's span, for one query."""
+    return _find_side(x, num) is not None
+
+
+def _find_side(x: Inputs, num: Numbers) -> int | None:
+    """A block whose first distance is smaller than this counts as beyond the left end; None: a block may be beyond both."""
     first, last = visible_distances(x, num)
     lo, hi = num.rows_lo, num.rows_hi
-    return hi - lo >= KEYS.value - 2 or first >= lo or last <= hi
+    if first >= lo:
+        return -NO_LIMIT
+    if last <= hi:
+        return NO_LIMIT
+    return lo if hi - lo >= KEYS.value - 2 else None
 
 
 def holds_near_tiles(x: Inputs, num: Numbers) -> bool:
@@ -107,10 +116,9 @@ def run_backward(
         finish, batch * heads * q_tiles, sums, _view(dq), heads, q_length, scale, size, s.queries, s.add == 3, num_warps=4
     )  # fmt: skip
     if d_rows is not None:
-        left_of = d_rows.lo if visible_distances(x, num)[0] < d_rows.lo else -NO_LIMIT
         launch(
             finish_rows, batch * heads * -(-q_length // 64), outer, d_rows.ptr, outer.shape[2], blocks, q_length, num.offset, d_rows.h,
-            d_rows.pitch, d_rows.origin, d_rows.lo, d_rows.hi, left_of, 64, KEYS.value, num_warps=2,
+            d_rows.pitch, d_rows.origin, d_rows.lo, d_rows.hi, _find_side(x, num), 64, KEYS.value, num_warps=2,
         )  # fmt: skip
 
 

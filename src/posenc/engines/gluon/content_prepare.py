@@ -97,12 +97,11 @@ def clear_rest(
             )
 
 
-@triton.jit(do_not_specialize=["row", "blocks", "q_length", "offset", "size", "pitch", "origin", "lo", "hi", "left_of"])
+@triton.jit(do_not_specialize=["row", "blocks", "q_length", "offset", "size", "pitch", "origin", "lo", "hi", "side"])
 def finish_rows(
-    outer, d_rows, row, blocks, q_length, offset, size, pitch, origin, lo, hi, left_of, BM: tl.constexpr, KEYS: tl.constexpr
+    outer, d_rows, row, blocks, q_length, offset, size, pitch, origin, lo, hi, side, BM: tl.constexpr, KEYS: tl.constexpr
 ):  # fmt: skip
-    """Adds what lies beyond the span, outer [B H, blocks, row], to the ends of d_rows. left_of: lo, or less than any distance where none below lo
-    is visible."""
+    """Adds what lies beyond the span, outer [B H, blocks, row], to the ends of d_rows. side: content_launch._find_side."""
     tiles = tl.cdiv(q_length, BM)
     tile, bh = tl.program_id(0) % tiles, (tl.program_id(0) // tiles).to(tl.int64)
     i = tile * BM + tl.arange(0, BM)
@@ -110,7 +109,7 @@ def finish_rows(
     below, above = tl.zeros([BM], tl.float32), tl.zeros([BM], tl.float32)
     for block in range(blocks):
         x = tl.load(outer + (bh * blocks + block) * row + i, mask=valid, other=0.0)
-        on_left = block * KEYS - i + offset < left_of
+        on_left = block * KEYS - i + offset < side
         below += tl.where(on_left, x, 0.0)
         above += tl.where(on_left, 0.0, x)
     place = d_rows + bh * size + (i.to(tl.int64) * (pitch + 1) - origin)

@@ -56,7 +56,6 @@ from .skew import skew, unskew
 
 PAIR = gl.constexpr(2)  # consumers
 BLOCK = gl.constexpr(128)  # queries of both
-FINISHED = gl.constexpr(1 << 30)  # chunks, of a block that has added all that it has
 BAND_SLOTS = gl.constexpr(3)  # of each consumer, on their way to the adder
 
 
@@ -264,46 +263,12 @@ def consume(
 
 # ---- adder ------------------------------------------------------------------------------------------------------------
 @gluon.jit
-def find_earlier(index, programs, total):
-    """The block that adds to a chunk before the block of this number: of one turn the last first, which has come furthest; -1: none."""
-    following = index + 1
-    before = index // programs * programs - programs
-    return gl.where((following % programs != 0) & (following < total), following, gl.maximum(before, -1))
-
-
-@gluon.jit
-def wait_for_earlier(progress, earlier, seen, chunk, programs, total):
-    """Until all earlier blocks have added what they have of a chunk. earlier: the last of them that may not be finished, seen: what was read of it."""
-    while (seen <= chunk) & (earlier >= 0):
-        place = (progress + gl.maximum(earlier, 0)).to(gl.int64, bitcast=True)
-        seen = gl.inline_asm_elementwise(
-            "ld.acquire.gpu.global.u32 $0, [$1];", "=r,l", [place], dtype=gl.int32, is_pure=False, pack=1
-        )
-        if seen == FINISHED:
-            earlier = find_earlier(earlier, programs, total)
-            seen = seen * 0
-    return earlier, seen
-
-
-@gluon.jit
-def publish(place, chunk):
-    """That this block, and so all earlier ones, have added what they have of the chunks before this one. By every thread: of one alone, which its
-    number would choose, ptxas spills 584 bytes in the consumers."""
-    gl.thread_barrier()
-    gl.inline_asm_elementwise(
-        "st.release.gpu.global.u32 [$1], $2; mov.u32 $0, 0;", "=r,l,r", [place.to(gl.int64, bitcast=True), chunk], dtype=gl.int32, is_pure=False,
-        pack=1,
-    )  # fmt: skip
-
-
-@gluon.jit
 def add_chunk(
-    use, bars, made, base, chunk, index, earlier, seen, programs, total, FIRST: gl.constexpr, SECOND: gl.constexpr, BIAS: gl.constexpr,
-    ADD: gl.constexpr,
+    use, bars, made, at, FIRST: gl.constexpr, SECOND: gl.constexpr, BIAS: gl.constexpr, ADD: gl.constexpr
 ):  # fmt: skip
     """Adds the bands of a chunk, from the first consumer, the second or both, to the sums. made: bands that each gave before this block's
-    chunk; the first consumer's begin one chunk later. base: the sums' first chunk of all heads; index, earlier, seen: wait_for_earlier."""
-    sums_ptr, bias_sums_ptr, progress_ptr, q_smem, band_smem, ones = use
+    chunk; the first consumer's begin one chunk later."""
+    sums_ptr, bias_sums_ptr, q_smem, band_smem, ones = use
     band_full, band_empty = bars
     D: gl.constexpr = q_smem.shape[4]
     L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
@@ -332,66 +297,33 @@ def add_chunk(
         mbarrier.arrive(band_empty.index(slot0))
     if SECOND:
         mbarrier.arrive(band_empty.index(slot1))
-    at = base + chunk
-    if ADD == 2:
-        earlier, seen = wait_for_earlier(progress_ptr, earlier, seen, chunk, programs, total)
+    # no other program adds to these sums, and a thread adds to the same ones in every block: their order is fixed
     if ADD:
         add_tile(sums_ptr + at.to(gl.int64) * (KEYS * D), acc)
     if BIAS:
         row = gl.expand_dims(gl.arange(0, KEYS, gl.SliceLayout(1, B_L)), 1)
         column = gl.expand_dims(gl.arange(0, 8, gl.SliceLayout(0, B_L)), 0)
         gl.atomic_add(bias_sums_ptr + at * KEYS + row + 0 * column, sums, mask=column + 0 * row == 0, sem="relaxed")
-    if ADD == 2:
-        publish(progress_ptr + index, chunk + 1 if SECOND else FINISHED)
-    return earlier, seen
 
 
 @gluon.jit
 def add_table(use, bars, tiles_ptr, sizes, BIAS: gl.constexpr, ADD: gl.constexpr):
-    sums_ptr, bias_sums_ptr, progress_ptr, q_smem, band_smem, ones = use
     q_full, q_empty, band_full, band_empty = bars
     q_length, k_length, heads, group, batch, section, programs, tiles_row, chunks, lo = sizes
     band_bars = (band_full, band_empty)
     count = (q_length + BLOCK - 1) // BLOCK
-    total = batch * count
-    program = gl.program_id(0) % programs
-    h = gl.program_id(0) // programs
-    use = (sums_ptr, bias_sums_ptr, progress_ptr + h * total, q_smem, band_smem, ones)
-    base = (h if ADD == 2 else gl.program_id(0)) * chunks
     made = 0
     for turn in range(count_own_blocks(sizes)):
         b, block = find_own_block(turn, sizes)
         first, left0, left1, right0, right1, last, clear0, clear1, offset = load_tiles(tiles_ptr, tiles_row, b, block)
         n = last - first
-        at = first + PAIR * (count - 1 - block)
-        index = turn * programs + gl.where(turn % 2 == 0, program, programs - 1 - program)
-        earlier = find_earlier(index, programs, total)
-        seen = earlier * 0
+        at = gl.program_id(0) * chunks + (first + PAIR * (count - 1 - block))
         for c in gl.static_range(PAIR):
             mbarrier.wait(q_full.index(c), turn & 1)
-        earlier, seen = add_chunk(
-            use, band_bars, made, base, at, index, earlier, seen, programs, total, False, True, BIAS, ADD
-        )
+        add_chunk(use, band_bars, made, at, False, True, BIAS, ADD)
         for t in range(1, n + 1):
-            earlier, seen = add_chunk(
-                use, band_bars, made + t, base, at + t, index, earlier, seen, programs, total, True, True, BIAS, ADD
-            )
-        earlier, seen = add_chunk(
-            use,
-            band_bars,
-            made + n + 1,
-            base,
-            at + n + 1,
-            index,
-            earlier,
-            seen,
-            programs,
-            total,
-            True,
-            False,
-            BIAS,
-            ADD,
-        )
+            add_chunk(use, band_bars, made + t, at + t, True, True, BIAS, ADD)
+        add_chunk(use, band_bars, made + n + 1, at + n + 1, True, False, BIAS, ADD)
         made += n + 1
         for c in gl.static_range(PAIR):
             mbarrier.arrive(q_empty.index(c))
@@ -410,7 +342,6 @@ def backward_rolling(
     tiles_ptr, bits_ptr, doc_q_ptr, doc_k_ptr, doc_keys_ptr,  # as in rolling.forward_rolling
     sums_ptr,  # float32 [H, programs, chunks, D * 64], zeros; a chunk in the order of backward_sums.add_tile
     bias_sums_ptr,  # float32 [H, programs, chunks, 64], zeros, or unused
-    progress_ptr,  # int32 [H, blocks of all batch rows], zeros
     scale,  # base 2
     q_length, k_length, heads, group, batch, section, programs, left, right, tiles_row, chunks, bits_row, doc_q_row, doc_k_row,
     doc_keys_row, lo,
@@ -440,7 +371,7 @@ def backward_rolling(
     bars = (q_full, q_empty, full, empty, t_full, t_empty, band_full, band_empty)
     sizes = (q_length, k_length, heads, group, batch, section, programs, tiles_row, chunks, lo)
     limits = (q_length, k_length, left, right)
-    add = (sums_ptr, bias_sums_ptr, progress_ptr, q_smem, band_smem, table[2])
+    add = (sums_ptr, bias_sums_ptr, q_smem, band_smem, table[2])
     # Constants are written in the calls: in a tuple with a name they would become tensors.
     gl.warp_specialize([
         (consume, (use, smem, masks, bars, sizes, limits, scale, 0, STAGES, RING, TURNS, BIAS, WINDOW, PADDED, DOCS)),

@@ -28,7 +28,7 @@ class RollingSchedule(NamedTuple):
     ring: int = 6  # chunks of the table
     registers: tuple[int, int, int] = (208, 72, 24)  # of a consumer, the adder and the producer
     turns: bool = True  # whether consumers take turns on the tensor cores
-    add: int = 1  # sums of the table: 1: for each program; 2: for each head, to which programs add in order; 0: none, to find out what they cost
+    add: int = 1  # 0: without the table's sums in memory, to find out what they cost
     key_stages: int = 4  # the same for dk and dv: tiles of queries
     key_ring: int = 6
     key_registers: tuple[int, int] = (240, 24)
@@ -74,13 +74,11 @@ def run_backward(
 
     programs = max(1, min(processors // heads, batch * count))
     chunks = PAIR.value * count + -(-k_length // keys)
-    parts = 1 if s.add == 2 else programs
-    sums = lse.new_zeros(heads, parts, chunks, keys * size)
-    bias_sums = None if x.bias is None else lse.new_zeros(heads, parts, chunks, keys)
-    progress = lse.new_zeros(heads, batch * count, dtype=torch.int32)
+    sums = lse.new_zeros(heads, programs, chunks, keys * size)
+    bias_sums = None if x.bias is None else lse.new_zeros(heads, programs, chunks, keys)
     launch(
         backward_rolling, heads * programs, _describe(q, ROWS.value), _describe(do, ROWS.value), _describe(dq, ROWS.value), _describe(k, keys),
-        _describe(v, keys), table, bias, lse, delta, tiles, *masks, sums, lse if bias_sums is None else bias_sums, progress,
+        _describe(v, keys), table, bias, lse, delta, tiles, *masks, sums, lse if bias_sums is None else bias_sums,
         scale * LOG2E, q_length, k_length, heads, group, batch, batch if num.right == 0 else 1, programs, *limits,
         0 if batch_rows == 1 else count * NUMBERS.value, chunks, *mask_rows, num.rows_lo,
         STAGES=s.stages, RING=s.ring, TURNS=s.turns, ADD=s.add, **flags, CONSUMER_REGISTERS=s.registers[0], ADDER_REGISTERS=s.registers[1],
@@ -90,7 +88,7 @@ def run_backward(
     d_bias = None if x.bias is None else lse.new_zeros(x.table.shape[:2])
     first = num.offset - count * block - num.rows_lo
     launch(
-        sum_tables, heads * chunks, sums, bias_sums, d_table, d_bias, parts, chunks, first, x.table.shape[1], scale, size, keys, num_warps=8
+        sum_tables, heads * chunks, sums, bias_sums, d_table, d_bias, programs, chunks, first, x.table.shape[1], scale, size, keys, num_warps=8
     )  # fmt: skip
 
     order, order_row, programs = order_keys(x, num, both, ROWS.value, processors)

@@ -8,12 +8,10 @@ layout of a product's result a row lies in four neighbouring threads of a warp, 
 
 So the shift by i = 16 w + 8 h + s columns is
 
-    by 16 w       2 w registers further: known when compiled, as each warp jumps to instructions of its own
+    by 16 w       2 w registers further: two selections by the bits of w
     by 8 h        one register further: known when compiled
-    by s          within the four threads of a row, s = 2 a + b: a register's first number goes to the thread t + a, its second one to t + a + b
-                  (behind thread 3 to eight columns further), and where b = 1 they change places
-
-First numbers of two registers travel as one, and so do second ones: half of the exchanges that whole registers would need, from two threads each.
+    by s          within the four threads of a row, s = 2 a + b: each reads the registers of the threads t - a and t - a - 1 (those before
+                  thread 0 are of the eight columns before), and joins halves of both where b = 1
 
 One block of assembly: Gluon has no such view of a tile, and a way through shared memory costs more than the product.
 """
@@ -29,50 +27,52 @@ UNITS = 8  # of eight columns in a tile
 def write_skew(back: bool = False) -> tuple[str, str]:
     """Assembly and constraints: 16 registers out, 16 of columns 0 .. 63 in, and 16 of columns 64 .. 127. back: the other way (unskew)."""
     registers = 2 * UNITS
-    first, second = ("f", "e") if back else ("e", "f")  # threads that a thread reads first numbers and second ones from
+    way = 1 if back else -1
     lines = [
-        "{", ".reg .pred w1, w2, w3, pb, p0, p1;", ".reg .b32 lane, t, a, b, e, f, x, s0, s1, even, odd;",
-        f"mov.u32 x, ${3 * registers};", "mov.u32 lane, %laneid;", "and.b32 t, lane, 3;", "and.b32 b, x, 1;", "setp.ne.u32 pb, b, 0;",
-        "shr.u32 a, x, 1;", "and.b32 a, a, 3;", "selp.b32 even, 0x1054, 0x5410, pb;", "selp.b32 odd, 0x3276, 0x7632, pb;",
+        "{", ".reg .pred pw1, pw2, pe, pf, pb;", ".reg .b32 lane, t, a, e, f, sel, x;",
+        f"mov.u32 x, ${3 * registers};", "mov.u32 lane, %laneid;", "and.b32 t, lane, 3;",
+        "and.b32 e, x, 16;", "setp.ne.u32 pw1, e, 0;", "and.b32 e, x, 32;", "setp.ne.u32 pw2, e, 0;",
+        "and.b32 e, x, 1;", "setp.ne.u32 pb, e, 0;", f"selp.b32 sel, 0x5432, {'0x3210' if back else '0x7654'}, pb;",
+        "shr.u32 a, x, 1;", "and.b32 a, a, 3;",
     ]  # fmt: skip
-    if back:  # what a thread sends lies in the next eight columns where t < a, t < a + b
-        lines += [
-            "add.u32 f, a, b;", "setp.gt.u32 p1, a, t;", "setp.gt.u32 p0, f, t;", "add.u32 e, t, a;", "add.u32 f, t, f;",
-            "selp.b32 s0, 0x5410, 0x1054, p0;", "selp.b32 s1, 0x7632, 0x3276, p1;",
-        ]  # fmt: skip
+    if back:
+        lines += ["add.u32 e, t, a;", "setp.gt.u32 pe, 4, e;", "setp.gt.u32 pf, 3, e;", "add.u32 f, e, 1;"]
     else:
-        lines += [
-            "add.u32 e, t, a;", "add.u32 f, e, b;", "setp.gt.u32 p0, e, 3;", "setp.gt.u32 p1, f, 3;", "sub.u32 e, t, a;", "sub.u32 f, e, b;",
-            "selp.b32 s0, 0x1054, 0x5410, p0;", "selp.b32 s1, 0x3276, 0x7632, p1;",
-        ]  # fmt: skip
+        lines += ["setp.ge.u32 pe, t, a;", "setp.gt.u32 pf, t, a;", "sub.u32 e, t, a;", "sub.u32 f, e, 1;"]
     lines += [
-        "and.b32 e, e, 3;", "and.b32 f, f, 3;", "and.b32 t, lane, 28;", "or.b32 e, e, t;", "or.b32 f, f, t;", "and.b32 x, x, 48;",
+        "and.b32 e, e, 3;", "and.b32 f, f, 3;", "and.b32 x, lane, 28;", "or.b32 e, e, x;", "or.b32 f, f, x;",
     ]  # fmt: skip
-    lines += [f".reg .b32 {x}{number};" for x in "zyuv" for number in range(UNITS)]
-    lines += [f"setp.eq.u32 w{w}, x, {16 * w};" for w in (1, 2, 3)] + [f"@w{w} bra.uni WARP{w};" for w in (1, 2, 3)]
-    for w in range(4):
-        lines += [f"WARP{w}:"] if w else []
+    made: set[str] = set()
 
-        def band(unit: int, h: int, w: int = w) -> str:
-            """The register that a unit of the result is made of, if s = 0."""
-            unit += h + 2 * w if back else UNITS - h - 2 * w
+    def new(name: str, kind: str = "b32") -> str:
+        if name not in made:
+            made.add(name)
+            lines.append(f".reg .{kind} {name};")
+        return name
+
+    for h in range(2):
+
+        def band(unit: int, h: int = h) -> str:
             return f"${registers + unit // UNITS * registers + unit % UNITS * 2 + h}"
 
-        pairs = [(h, pair) for h in range(2) for pair in range(UNITS // 2)]
-        for number, (h, pair) in enumerate(pairs):
-            here = 2 * pair + back  # of the pair's units and the one beside them, that which is always sent
-            beside = band(here + 1, h), band(here - 1, h)
-            for kind, letter in enumerate("zy"):
-                z = f"{letter}{number}"
-                lines.append(f"selp.b32 {z}, {beside[not back]}, {beside[back]}, p{kind};")
-                lines.append(f"prmt.b32 {z}, {band(here, h)}, {z}, s{kind};")
-        for number in range(len(pairs)):
-            lines.append(f"shfl.sync.idx.b32 u{number}, z{number}, {first}, 31, 0xffffffff;")
-            lines.append(f"shfl.sync.idx.b32 v{number}, y{number}, {second}, 31, 0xffffffff;")
-        for number, (h, pair) in enumerate(pairs):
-            lines.append(f"prmt.b32 ${4 * pair + h}, u{number}, v{number}, even;")
-            lines.append(f"prmt.b32 ${4 * pair + 2 + h}, u{number}, v{number}, odd;")
-        lines += ["bra.uni DONE;"] if w < 3 else ["DONE:"]
+        begin = h if back else UNITS - h  # the unit that a warp's first unit is made of, before its shift by 16 w
+        units = range(begin, begin + UNITS + 1) if back else range(begin - 1, begin + UNITS)
+        for unit in sorted({*units, *(unit + 4 * way for unit in units)}):  # shifted by two units in odd warps
+            if 0 <= unit + 2 * way < 2 * UNITS:
+                lines.append(f"selp.b32 {new(f'v{h}_{unit}')}, {band(unit + 2 * way)}, {band(unit)}, pw1;")
+        for unit in units:  # and by four in the last two
+            lines.append(f"selp.b32 {new(f'w{h}_{unit}')}, v{h}_{unit + 4 * way}, v{h}_{unit}, pw2;")
+            lines.append(f"shfl.sync.idx.b32 {new(f'e{h}_{unit}')}, w{h}_{unit}, e, 31, 0xffffffff;")
+            lines.append(f"shfl.sync.idx.b32 {new(f'f{h}_{unit}')}, w{h}_{unit}, f, 31, 0xffffffff;")
+        for unit in range(UNITS):
+            here = begin + unit
+            lines.append(f"selp.b32 {new(f'p{h}_{unit}')}, e{h}_{here}, e{h}_{here + way}, pe;")
+            lines.append(f"selp.b32 {new(f'q{h}_{unit}')}, f{h}_{here}, f{h}_{here + way}, pf;")
+    for h in range(2):
+        for unit in range(UNITS):
+            pair = (f"p{h}_{unit}", f"q{h}_{unit}")
+            first, second = pair if back else pair[::-1]
+            lines.append(f"prmt.b32 ${2 * unit + h}, {first}, {second}, sel;")
     lines.append("}")
     return "\n".join(lines), ",".join(["=r"] * registers + ["r"] * 4 * registers)
 
