@@ -38,7 +38,6 @@ SHORTEST_CONTENT = 2048  # keys: of shorter texts most tiles are near ones, and 
 SMALLEST = 2.0**-40
 SHORTEST_BACKWARD = 2048  # as measured
 SHORTEST_CONTENT_BACKWARD = 512  # as measured
-LONG = 4096  # queries and keys from which on the bands of wide content terms hold every near tile (triton/arguments.py)
 WIDE_OF_128 = False  # content terms over wide spans, heads of 128, in the backward pass: compared on a card, not timed
 MOST_SUMS = 1 << 27  # float32 numbers of content_backward.py's outer
 MOST = 1 << 20  # blocks of keys in the backward pass: their order is made on the host
@@ -217,10 +216,10 @@ def refuse_content_backward(x: Inputs, num: Numbers, scale: float, dropout: floa
         return f"sums for each block of 128 keys and each query would be more than {MOST_SUMS}"
     if num.wide and x.q.shape[3] == 128 and not WIDE_OF_128:
         return "heads of 128 over wide spans were compared, but not timed"
-    if num.wide and min(x.q.shape[2], x.k.shape[2]) < LONG and not holds_near_tiles(x, num):
-        return "in so short a text, tiles reach beyond the bands"
     if num.queries:
         return "the row term has too many distances for one band in memory"
+    if num.wide and not holds_near_tiles(x, num):
+        return "tiles reach beyond the bands, which were made for a call without gradients"
     if x.table is not None and not is_one_sided(x, num):
         return "a block of 128 keys may lie beyond both ends of the row term's span"
     return None
