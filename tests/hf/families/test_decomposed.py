@@ -113,6 +113,7 @@ def test_second_derivatives():
 @pytest.mark.parametrize("case", CASES)
 def test_attention_weights_that_hooks_collect(case):
     """Some models pass no output_attentions on: transformers collects what their layers return."""
+    pytest.importorskip(f"transformers.models.{case}.modeling_{case}")  # one may not be in this release
     model, inputs = CASES[case].make(), inputs_of(CASES[case], "none")
     with torch.no_grad():
         theirs = getattr(model(**inputs, output_attentions=True), "attentions", None)
