@@ -394,7 +394,7 @@ def _stand_ins():
         arange=lambda first, last, layout=None: Register(torch.arange(first, last)), load=_read, store=_write, atomic_add=_add_to,
         exp2=lambda x: Register(raw(x).exp2()), log2=lambda x: Register(raw(x).log2()), abs=lambda x: Register(raw(x).abs()),
         permute=lambda x, order: Register(x.data.permute(*order)), trans=lambda x: Register(x.data.T),
-        join=lambda a, b: Register(torch.stack((a.data, b.data), -1)), split=lambda x: tuple(Register(y) for y in x.data.unbind(-1)),
+        join=lambda a, b: Register(torch.stack((a.data, b.data), -1)),
         zeros=lambda shape, dtype, layout=None: Register(torch.zeros(*shape, dtype=dtype)),
         zeros_like=lambda x: Register(torch.zeros_like(x.data)),
         full=lambda shape, value, dtype, layout: Register(torch.full(list(shape), value, dtype=dtype)),

@@ -14,12 +14,11 @@ from posenc.engines.gluon import rolling_launch, window_launch
 from posenc.engines.lowering import lower_plan
 from posenc.engines.triton import launch as triton_launch
 from posenc.engines.triton.arguments import kernel_arguments
-from posenc.engines.triton.band_layout import make_band
 from tests import budget
 from tests.engines import gluon_emulator
 from tests.engines.gluon_emulator import with_bounds
 from tests.engines.test_gluon import LOG2E, emulate
-from tests.engines.test_gluon_content_backward import band_of, rows_of
+from tests.engines.test_gluon_content_backward import band_of
 
 SPANS = {
     "shaw": index.clip(64, 64), "one side": index.Index(-300, 0), "one distance": index.Index(5, 5), "apart": index.Index(3, 9),
@@ -27,7 +26,7 @@ SPANS = {
 }  # fmt: skip
 
 
-def draw(span, lengths, start=0, heads=(2, 1), batch=1, states=0, bias=False, keys=False, values=False):
+def draw(span, lengths, start=0, heads=(2, 1), batch=1, states=0, bias=False, keys=False):
     lq, lk = lengths
     q = torch.randn(batch, heads[0], lq, 64, dtype=torch.bfloat16)
     k, v = (torch.randn(batch, heads[1], lk, 64, dtype=torch.bfloat16) for _ in range(2))
@@ -36,8 +35,7 @@ def draw(span, lengths, start=0, heads=(2, 1), batch=1, states=0, bias=False, ke
     given = torch.randn(batch, heads[0], lq, states, dtype=torch.bfloat16) if states else None
     bias = torch.randn(heads[0], spot.n) if bias else None
     key = torch.randn(heads[0], spot.n, 64, dtype=torch.bfloat16) / 2 if keys else None
-    value = torch.randn(heads[0], spot.n, 64, dtype=torch.bfloat16) if values else None
-    lookup = Lookup(spot, dot_query=table, states=given, bias=bias, dot_key=key, add_value=value)
+    lookup = Lookup(spot, dot_query=table, states=given, bias=bias, dot_key=key)
     return q, k, v, Plan(Positions((start, lq), lk), lookups=(lookup,))
 
 
@@ -100,7 +98,7 @@ def test_every_distance_and_masks(rolling, monkeypatch, causal):
 # ---- from windows of the table -----------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def window():
-    return gluon_emulator.load("skew.py", "bands.py", "values.py", "window.py")
+    return gluon_emulator.load("skew.py", "bands.py", "window.py")
 
 
 def check_window(module, monkeypatch, span, lengths, tile=None, programs=3, masks=None, **options):
@@ -113,16 +111,10 @@ def check_window(module, monkeypatch, span, lengths, tile=None, programs=3, mask
     out = torch.full_like(q, float("nan"))
     lse = torch.full((*q.shape[:2], -(-q.shape[2] // 64) * 64), float("nan"))
     with torch.no_grad():
-        cols = mass = None
+        cols = None
         if x.key_table is not None:
             cols = band_of(k, x.key_table, q.shape[1], num.cols_lo, num.cols_hi, -num.offset)
-        if x.value is not None:
-            mass = make_band(q, q.shape[1], num.mass_lo, num.mass_hi, num.offset, 0, q.shape[2])
-            mass.ptr.fill_(float("nan"))
-        window_launch.run_forward(emulate(module), with_bounds(x), num, scale, out, lse, tile, cols, mass)
-        if mass is not None:  # what triton.launch.run_forward adds
-            assert not mass.ptr.unflatten(0, (-1, mass.h))[:, : q.shape[2] * (mass.pitch + 1)].isnan().any()
-            out = (out.float() + rows_of(mass, *q.shape[0:3:2]).float() @ x.value.float()).to(out.dtype)
+        window_launch.run_forward(emulate(module), with_bounds(x), num, scale, out, lse, tile, cols)
     lse = torch.where(lse == float("inf"), float("-inf"), lse / LOG2E)[..., : q.shape[2]]
     expected, allowed = budget.expect(q, k, v, plan, **masks)
     budget.assert_within(out, expected["out"], allowed["out"], "out")
@@ -139,25 +131,6 @@ def test_window_spans(window, monkeypatch, span, causal):
 @pytest.mark.parametrize("lengths", [(1, 1), (63, 65), (64, 64), (129, 127), (200, 700), (700, 200), (1, 500)])
 def test_window_lengths(window, monkeypatch, lengths, causal):
     check_window(window, monkeypatch, "shaw", lengths, start=max(lengths[1] - lengths[0], 0), masks={"causal": causal})
-
-
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("span", ["shaw", "one distance", "apart", "wide"])
-def test_window_and_values(window, monkeypatch, span, causal):
-    check_window(window, monkeypatch, span, (450, 450), values=True, masks={"causal": causal})
-    real = torch.arange(300) % 50 < 40
-    check_window(
-        window,
-        monkeypatch,
-        span,
-        (300, 250),
-        start=3,
-        values=True,
-        masks={"causal": causal, "key_mask": real[None, :250]},
-    )
-    check_window(
-        window, monkeypatch, span, (200, 450), start=250, values=True, masks={"window": (90, 0 if causal else 30)}
-    )
 
 
 @pytest.mark.parametrize("tile", [(64, 4, 1), (128, 3, 2), (64, 2, 2)])

@@ -247,7 +247,7 @@ BLOCKS = {
 """Sizes of the cpu engine's blocks that make many blocks of few tokens."""
 BLOCKED = dict(FEWEST=16, SCORES=1, LEAST=1)
 """The same for the blocked engine."""
-HOPPER = dict(SHORTEST=1, FEWEST=1, SHORTEST_BACKWARD=1, SHORTEST_CONTENT=1, SHORTEST_CONTENT_BACKWARD=1, LONG=1)
+HOPPER = dict(SHORTEST=1, FEWEST=1, SHORTEST_BACKWARD=1, SHORTEST_CONTENT=1, SHORTEST_CONTENT_BACKWARD=1)
 """Lengths and blocks from which on engines/gluon's kernels run."""
 
 

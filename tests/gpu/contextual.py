@@ -1,6 +1,6 @@
 """posenc.contextual by its GPU code against float64: stick-breaking and CoPE on their kernels, PaTH through `attend`.
 
-    python -m tests.gpu.contextual [--out FILE.json] [--only padding]
+    python -m tests.gpu.contextual [--out FILE.json] [--only "cope,padding|path"]
     TRITON_INTERPRET=1 python -m tests.gpu.contextual --device cpu          interpreted, without a GPU
 
 Every case: output and gradients of all tensors, in float32 and bfloat16, within budgets (tests/rounding.py) of the plain
@@ -157,7 +157,8 @@ def main():
         for case in CASES:
             for dtype in (torch.float32, torch.bfloat16):
                 name = f"{function}, {case}, {dtype}"
-                if not fits(function, case) or not all(part in name for part in given.only.split(",")):
+                asked = any(all(part in name for part in each.split(",")) for each in given.only.split("|"))
+                if not fits(function, case) or not asked:
                     continue
                 try:
                     found[name] = check(function, case, dtype, given.device)

@@ -109,7 +109,7 @@ def release(enabled=True):
 
     gluon.FEWEST = gluon.SHORTEST_BACKWARD = gluon.SHORTEST = 1
     gluon.SHORTEST_CONTENT_BACKWARD = 1 if enabled else 1 << 30
-    gluon.LONG = gluon.SHORTEST_CONTENT = 1
+    gluon.SHORTEST_CONTENT = 1
     gluon.WIDE_OF_128 = True
     gluon.give_up = fail
 

@@ -49,7 +49,7 @@ TERMS = {
 CONTENT = {
     "content": ("table",), "content and bias": ("table", "bias"), "content of 16 states": ("table", "states"),
     "content over every distance": ("table", "bias", "every"), "content of both": ("table", "key_table"),
-    "wide content of both": ("table", "key_table", "wide"), "content and values": ("table", "value"),
+    "wide content of both": ("table", "key_table", "wide"),
 }  # fmt: skip
 """every: by rolling.py, rolling_backward.py or, with keys, rolling_backward_keys.py, which have near tiles only."""
 CONTENT_BACKWARD = {
@@ -107,12 +107,10 @@ def compile_variant(size, terms, masks, window, backward, dtype=torch.bfloat16):
         return made[1]  # between what runs before and after it
     way = rolling_launch if "every" in terms else window_launch if "table" in terms else launch
     options = {"cols": band} if "key_table" in terms else {}
-    if "value" in terms:
-        options["mass"] = band
     if "short" in terms:
         options["tile"] = launch.choose_tile(size, 128)
     way.run_forward(record, inputs, numbers, 0.125, q, lse, **options)
-    return made[-2 if "value" in terms else -1]
+    return made[-1]
 
 
 def row_width(size, terms):
@@ -202,9 +200,7 @@ def main() -> None:
             continue
         if args.backward and "short" in terms:
             continue
-        if "value" in terms and size != 64 and not args.backward:
-            continue
-        per_consumer = 1 if "every" in terms else 3 if args.backward or "value" in terms else 2
+        per_consumer = 1 if "every" in terms else 3 if args.backward else 2
         consumers = 2 if args.backward or "short" in terms else 3
         compiled, seconds = compile_variant(size, terms, masks, "window" in mask, args.backward)
         row = {

@@ -1,7 +1,7 @@
 """Kernels for Hopper GPUs, written in Gluon (Triton's own lower level): a path of the triton engine.
 
     prepare, kernel, launch         the forward pass: which tiles a block visits, the padded table; producer and consumers; buffers, descriptors
-    skew, window, window_launch, values     the forward pass with a content term of the queries, and with values by distance
+    skew, window, window_launch     the forward pass with a content term of the queries
     rolling, rolling_launch         the same where the term has a row for every visible distance
     backward, backward_prepare, backward_launch     the backward pass, with five products; what runs before and after it
     content_backward, content_prepare, content_launch     the same with content terms
@@ -33,12 +33,13 @@ FEWEST = (
     128  # blocks of 192 queries: with fewer, the smaller tiles of the triton engine's kernels use more of the device
 )
 SHORTEST_PLAIN = 64  # queries and keys without content terms, where there are so many blocks:
-FEWEST_PLAIN = 256  # as measured: 64 x 12 x 128 tokens in 35 µs against 53, 16 x 12 x 128 (192 blocks) in 16 against 18
+FEWEST_PLAIN = (
+    256  # as measured: 64 x 12 x 128 tokens in 30 µs against 52, 16 x 12 x 128 (192 blocks) in 15 against 17.5
+)
 SHORTEST_CONTENT = 2048  # keys: of shorter texts most tiles are near ones, and the other kernel's are smaller
 SMALLEST = 2.0**-40
 SHORTEST_BACKWARD = 2048  # as measured
 SHORTEST_CONTENT_BACKWARD = 512  # as measured
-LONG = 4096  # queries and keys from which on the bands of wide content terms hold every near tile (triton/arguments.py)
 WIDE_OF_128 = False  # content terms over wide spans, heads of 128, in the backward pass: compared on a card, not timed
 MOST_SUMS = 1 << 27  # float32 numbers of content_backward.py's outer
 MOST = 1 << 20  # blocks of keys in the backward pass: their order is made on the host
@@ -82,6 +83,8 @@ def refuse_any_size(x: Inputs, num: Numbers, scale: float, dropout: float) -> st
 def refuse_plain_size(x: Inputs) -> str | None:
     if min(x.q.shape[2], x.k.shape[2]) >= SHORTEST:
         return refuse_size(x)
+    if x.bias is None and x.slopes is None:
+        return f"without terms it took 1.05 to 1.10 of the other kernel's time before {SHORTEST} tokens"
     return refuse_size(x, SHORTEST_PLAIN, FEWEST_PLAIN)
 
 
@@ -106,10 +109,6 @@ def refuse_window(x: Inputs, num: Numbers, scale: float, dropout: float) -> str 
         if x.starts is not None or (-num.cols_hi, -num.cols_lo) != (num.rows_lo, num.rows_hi):
             return "a content term of the keys must have the distances of the queries' term, and no start for each row"
         reads = reads | {"key_table"}
-    if x.value is not None:
-        if x.starts is not None or x.q.shape[3] != 64 or x.key_table is not None:
-            return "a value term needs heads of 64, no content term of the keys and no start for each row"
-        reads = reads | {"value"}
     reason = refuse_device(x.q.device) or refuse_call(x, num, scale, dropout, reads) or refuse_size(x)
     reason = reason or refuse_slower(x, num)
     if reason is not None:
@@ -221,10 +220,10 @@ def refuse_content_backward(x: Inputs, num: Numbers, scale: float, dropout: floa
         return f"sums for each block of 128 keys and each query would be more than {MOST_SUMS}"
     if num.wide and x.q.shape[3] == 128 and not WIDE_OF_128:
         return "heads of 128 over wide spans were compared, but not timed"
-    if num.wide and min(x.q.shape[2], x.k.shape[2]) < LONG and not holds_near_tiles(x, num):
-        return "in so short a text, tiles reach beyond the bands"
     if num.queries:
         return "the row term has too many distances for one band in memory"
+    if num.wide and not holds_near_tiles(x, num):
+        return "tiles reach beyond the bands, which were made for a call without gradients"
     if x.table is not None and not is_one_sided(x, num):
         return "a block of 128 keys may lie beyond both ends of the row term's span"
     return None

@@ -50,24 +50,23 @@ def record_forward(launch: Launch, x: Inputs, num: Numbers, scale: float, out: T
 
 
 def choose_tile(size: int, queries: int) -> PlainTile:
-    """With two consumers where a block of a third would be empty, in texts of one or two blocks."""
+    """As measured: with two consumers up to 512 queries, where their blocks of 128 leave no more rows empty than three consumers' of 192."""
     tile = TILES[size]
-    return (
-        tile._replace(consumers=2) if queries <= 2 * ROWS.value or 3 * ROWS.value < queries <= 4 * ROWS.value else tile
-    )
+    is_short = queries <= 512 and -(-queries // 128) * 128 <= -(-queries // 192) * 192
+    return tile._replace(consumers=2) if is_short else tile
 
 
 def launch_forward(
     launch: Launch, kernel, x: Inputs, num: Numbers, scale: float, out: Tensor, lse: Tensor, keys: int, near: tuple[int, int],
-    span: tuple[int, int], side: int, descriptors=(), tables=(), table_heads=(), last=(), section: int = 0, made=None,
-    consumers: int = CONSUMERS.value, **constants
+    span: tuple[int, int], side: int, descriptors=(), tables=(), table_heads=(), section: int = 0, consumers: int = CONSUMERS.value,
+    **constants
 ) -> tuple[Tensor, Tensor, None]:  # fmt: skip
-    """prepare_blocks (unless it was `made` before), then a forward kernel. section: heads whose blocks are scheduled together, if causal; descriptors,
-    tables, table_heads, last, constants: what only this kernel takes."""
+    """prepare_blocks, then a forward kernel. section: heads whose blocks are scheduled together, if causal; descriptors, tables,
+    table_heads, constants: what only this kernel takes."""
     q, k, v = x.q, x.k, x.v
     batch, heads, q_length, _ = q.shape
     k_length, queries = k.shape[2], ROWS.value * consumers
-    tiles, bias, width, bits = made or prepare_blocks(launch, x, num, scale, lse, queries, keys, near, span, side)
+    tiles, bias, width, bits = prepare_blocks(launch, x, num, scale, lse, queries, keys, near, span, side)
     count = tiles.shape[1]
     masks, mask_rows = zip(*(_rows(y, lse) for y in (bits, x.doc_q, x.doc_k, x.doc_q_keys)), strict=True)
     processors = torch.cuda.get_device_properties(q.device).multi_processor_count
@@ -76,7 +75,7 @@ def launch_forward(
         kernel, min(batch * heads * count, processors), _describe(q, ROWS.value), _describe(k, keys), _describe(v, keys),
         _describe(out, ROWS.value), *descriptors, lse, tiles, lse if bias is None else bias, *tables, *masks, scale * LOG2E,
         q_length, k_length, heads, heads // k.shape[1], batch * heads, section, NO_LIMIT if num.left < 0 else num.left,
-        NO_LIMIT if num.right < 0 else num.right, 0 if tiles.shape[0] == 1 else count * NUMBERS.value, *table_heads, width, *mask_rows, *span, *last,
+        NO_LIMIT if num.right < 0 else num.right, 0 if tiles.shape[0] == 1 else count * NUMBERS.value, *table_heads, width, *mask_rows, *span,
         **constants, WINDOW=num.left >= 0, PADDED=bits is not None, DOCS=x.doc_q is not None,
         CONSUMER_REGISTERS=REGISTERS[0], PRODUCER_REGISTERS=REGISTERS[1], num_warps=4,
     )  # fmt: skip

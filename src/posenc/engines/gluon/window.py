@@ -62,7 +62,6 @@ from .kernel import (
     wait_turn,
 )
 from .skew import skew
-from .values import rescale, store_ends, store_peaks, take_tile
 
 CHUNK = gl.constexpr(64)  # distances
 SIDE = gl.constexpr(320)  # rows before and after the table: of the widest window
@@ -166,8 +165,8 @@ def begin_near(
 
 @gluon.jit
 def consume(
-    use, masks, bars, ring, sizes, mass, scale, CID: gl.constexpr, NC: gl.constexpr, STAGES: gl.constexpr, WINDOWS: gl.constexpr,
-    STATES: gl.constexpr, BIAS: gl.constexpr, COLS: gl.constexpr, COPIED: gl.constexpr, MASS: gl.constexpr, WINDOW: gl.constexpr, PADDED: gl.constexpr,
+    use, masks, bars, ring, sizes, scale, CID: gl.constexpr, NC: gl.constexpr, STAGES: gl.constexpr, WINDOWS: gl.constexpr,
+    STATES: gl.constexpr, BIAS: gl.constexpr, COLS: gl.constexpr, COPIED: gl.constexpr, WINDOW: gl.constexpr, PADDED: gl.constexpr,
     DOCS: gl.constexpr,
 ):  # fmt: skip
     o_desc, lse_ptr, tiles_ptr, bias_ptr, bias_row, lo, hi, cols, key_ends_ptr, key_ends_row, q_smem, o_smem, k_smem, v_smem, x_smem, t_smem, cols_smem = use  # fmt: skip
@@ -184,8 +183,6 @@ def consume(
     O_L: gl.constexpr = accumulator(D)
     P_L: gl.constexpr = gl.DotOperandLayout(0, O_L, 2)
     limits = (q_length, k_length, left, right)
-    mass_band, peaks_ptr, mass_sums_ptr, slots = mass
-    padded = (q_length + 63) // 64 * 64
     if CID == 0:
         pass_turn(0)
     step = 0
@@ -217,34 +214,18 @@ def consume(
         high = row_max(by_eights(high.to(gl.float32)), S_L)
 
         p, m, l, acc = begin_sums(DTYPE, BN, D, S_L, O_L, P_L)
-        below = l
-        above = l
-        far_left = gl.minimum(left1 - left0, far)
-        for side in gl.static_range(1 + MASS):  # with MASS, sums of the left and of the right
-            until = far
-            if MASS and side == 0:
-                until = far_left
-            for t in range(far_left * side, until):
-                n0 = far_tile(t, left0, left1, right0) * BN
-                shift = gl.where(t < left1 - left0, low, high) * scale
-                begin = gl.zeros([ROWS, BN], gl.float32, S_L)
-                if COLS:  # a key's end by -r
-                    ends = key_ends_ptr + (bh.to(gl.int64) * 2 + gl.where(t < left1 - left0, 1, 0)) * key_ends_row + n0
-                    begin += gl.expand_dims(gl.load(ends + gl.arange(0, BN, gl.SliceLayout(0, S_L))), 0)
-                p, m, l, acc = take_step(
-                    q, p, m, l, acc, begin, step, scale, shift, 0.0, n0 - m0 + offset, m0, n0, False, of_row, limits,
-                    k_smem, v_smem, bars, S_L, P_L, CID, NC, STAGES, True, False, COLS, False, WINDOW, PADDED, DOCS,
-                )  # fmt: skip
-                step += 1
-            if MASS and side == 0:
-                below = l
-                m_below = m
-                l = gl.zeros_like(l)
-        if MASS:
-            above = l
-            below = rescale(below, m_below, m)
-            l = below + above
-            tma.store_wait(0)  # near tiles leave through the output's shared memory
+        for t in range(far):
+            n0 = far_tile(t, left0, left1, right0) * BN
+            shift = gl.where(t < left1 - left0, low, high) * scale
+            begin = gl.zeros([ROWS, BN], gl.float32, S_L)
+            if COLS:  # a key's end by -r
+                ends = key_ends_ptr + (bh.to(gl.int64) * 2 + gl.where(t < left1 - left0, 1, 0)) * key_ends_row + n0
+                begin += gl.expand_dims(gl.load(ends + gl.arange(0, BN, gl.SliceLayout(0, S_L))), 0)
+            p, m, l, acc = take_step(
+                q, p, m, l, acc, begin, step, scale, shift, 0.0, n0 - m0 + offset, m0, n0, False, of_row, limits,
+                k_smem, v_smem, bars, S_L, P_L, CID, NC, STAGES, True, False, COLS, False, WINDOW, PADDED, DOCS,
+            )  # fmt: skip
+            step += 1
         for t in range(own - far):
             tile = near_tile(t, first, left0, left1, right0, right1)
             n0 = tile * BN
@@ -256,24 +237,13 @@ def consume(
                 x, t_smem, CHUNKS * at + (2 - CID), bias, row, t_full, t_empty, at, (window // WINDOWS) & 1, cols, cols_smem, NC * at + CID,
                 bh, n0, m0 - n0 - offset, k_length, BN, S_L, C_L, DTYPE, BIAS, COLS, COPIED,
             )  # fmt: skip
-            m_before = m
             p, m, l, acc = take_step(
                 q, p, m, l, acc, begin, step, scale, 0.0, 0.0, n0 - m0 + offset, m0, n0, is_masked, of_row, limits,
                 k_smem, v_smem, bars, S_L, P_L, CID, NC, STAGES, True, True, True, False, WINDOW, PADDED, DOCS,
             )  # fmt: skip
             step += 1
             window += 1
-            if MASS:
-                below = rescale(below, m_before, m)
-                above = rescale(above, m_before, m)
-                dist = n0 - m0 + offset
-                if (dist + (BN - 1) > mass_band[5]) & (dist - (ROWS - 1) < mass_band[6]):
-                    store_peaks(peaks_ptr + (bh.to(gl.int64) * slots + tile % slots) * padded, m, m0, q_length)
-                buffer = o_smem.index(CID).reshape([ROWS, D])
-                below, above = take_tile(mass_band, buffer, p, below, above, bh, m0, dist, q_length, S_L, C_L)
 
-        if MASS:
-            store_ends(mass_sums_ptr + bh.to(gl.int64) * 2 * padded, below, above, l, m0, q_length, S_L)
         finish_block(p, m, l, acc, step, (b, h, bh, m0), q_length, o_desc, lse_ptr, o_smem, v_smem, bars, S_L, CID, STAGES)  # fmt: skip
         step += 1
         for t in range(own, last - first):
@@ -297,12 +267,6 @@ def consume(
         "cols_lo",
         "cols_hi",
         "cols_shift",
-        "mass_size",
-        "mass_pitch",
-        "mass_origin",
-        "mass_lo",
-        "mass_hi",
-        "slots",
     ]
 )
 def forward_content(
@@ -318,9 +282,8 @@ def forward_content(
     scale,  # base 2
     q_length, k_length, heads, group, batch_heads, section, left, right, tiles_row, table_heads, bias_row, bits_row, doc_q_row, doc_k_row,
     doc_keys_row, lo, hi,
-    mass_ptr, peaks_ptr, mass_sums_ptr, mass_size, mass_pitch, mass_origin, mass_lo, mass_hi, slots,  # attention per distance (values.py), or unused
-    STAGES: gl.constexpr, WINDOWS: gl.constexpr, STATES: gl.constexpr, BIAS: gl.constexpr, COLS: gl.constexpr, COPIED: gl.constexpr, MASS: gl.constexpr,
-    WINDOW: gl.constexpr, PADDED: gl.constexpr, DOCS: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
+    STAGES: gl.constexpr, WINDOWS: gl.constexpr, STATES: gl.constexpr, BIAS: gl.constexpr, COLS: gl.constexpr, COPIED: gl.constexpr, WINDOW: gl.constexpr,
+    PADDED: gl.constexpr, DOCS: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """out and lse; arguments are as in kernel.forward. lo, hi: the table's span."""
     NC: gl.constexpr = CONSUMERS
@@ -342,11 +305,10 @@ def forward_content(
     use = (o_desc, lse_ptr, tiles_ptr, bias_ptr, bias_row, lo, hi, cols, key_ends_ptr, key_ends_row, q_smem, o_smem, k_smem, v_smem, x_smem, t_smem, cols_smem)  # fmt: skip
     masks = (bits_ptr, doc_q_ptr, doc_k_ptr, doc_keys_ptr, bits_row, doc_q_row, doc_k_row, doc_keys_row)
     sizes = (q_length, k_length, heads, group, batch_heads, section, left, right, tiles_row)
-    mass = ((mass_ptr, mass_ptr, mass_size, mass_pitch, mass_origin, mass_lo, mass_hi), peaks_ptr, mass_sums_ptr, slots)
     # Constants are repeated in each call: in a tuple that has a name they would become tensors.
     gl.warp_specialize([
-        (consume, (use, masks, bars, ring, sizes, mass, scale, 0, NC, STAGES, WINDOWS, STATES, BIAS, COLS, COPIED, MASS, WINDOW, PADDED, DOCS)),
-        (consume, (use, masks, bars, ring, sizes, mass, scale, 1, NC, STAGES, WINDOWS, STATES, BIAS, COLS, COPIED, MASS, WINDOW, PADDED, DOCS)),
-        (consume, (use, masks, bars, ring, sizes, mass, scale, 2, NC, STAGES, WINDOWS, STATES, BIAS, COLS, COPIED, MASS, WINDOW, PADDED, DOCS)),
+        (consume, (use, masks, bars, ring, sizes, scale, 0, NC, STAGES, WINDOWS, STATES, BIAS, COLS, COPIED, WINDOW, PADDED, DOCS)),
+        (consume, (use, masks, bars, ring, sizes, scale, 1, NC, STAGES, WINDOWS, STATES, BIAS, COLS, COPIED, WINDOW, PADDED, DOCS)),
+        (consume, (use, masks, bars, ring, sizes, scale, 2, NC, STAGES, WINDOWS, STATES, BIAS, COLS, COPIED, WINDOW, PADDED, DOCS)),
         (produce, (load, bars, ring, sizes, NC, STAGES, WINDOWS, STATES, COPIED)),
     ], [4, 4, 1], [CONSUMER_REGISTERS, CONSUMER_REGISTERS, PRODUCER_REGISTERS])  # fmt: skip

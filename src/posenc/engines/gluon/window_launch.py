@@ -14,12 +14,10 @@ from ..triton.band_layout import Band
 from ..triton.launcher import Launch
 from . import bad_strides
 from .bands import can_copy, describe_band
-from .kernel import CONSUMERS, NUMBERS, ROWS
-from .launch import ELEMENTS, NO_LIMIT, _describe, describe_table, launch_forward, prepare_blocks
-from .values import normalise
+from .kernel import CONSUMERS, ROWS
+from .launch import ELEMENTS, _describe, describe_table, launch_forward
 from .window import CHUNK, SIDE, forward_content
 
-TOKENS = 32  # of a program of values.normalise
 SHARED = 232448 - 1024  # bytes of shared memory that a program may have, less the barriers
 
 
@@ -41,11 +39,9 @@ def choose_tile(size: int, width: int, has_states: bool, has_keys_term: bool = F
 
 
 def run_forward(
-    launch: Launch, x: Inputs, num: Numbers, scale: float, out: Tensor, lse: Tensor, tile: WindowTile | None = None, cols: Band | None = None,
-    mass: Band | None = None,
+    launch: Launch, x: Inputs, num: Numbers, scale: float, out: Tensor, lse: Tensor, tile: WindowTile | None = None, cols: Band | None = None
 ) -> tuple[Tensor, Tensor, None]:  # fmt: skip
-    """launch.run_forward, with a row term. A bias, if there is one, has the same distances, and so has the band of a column term. mass: filled with
-    attention per distance."""
+    """launch.run_forward, with a row term. A bias, if there is one, has the same distances, and so has the band of a column term."""
     states = x.q if x.states is None else x.states
     if bad_strides(states):  # as of states that the batch shares
         states = states.contiguous()
@@ -59,28 +55,11 @@ def run_forward(
         band = (cols.ends, cols.ptr, cols.rows, cols.h, cols.pitch, cols.origin, cols.lo, cols.hi, cols.shift)
     if cols is not None and copied:
         tiles_of_keys = describe_band(cols, x.k.shape[2], x.q.shape[2], [tile.keys, ROWS.value])
-    of_mass = (lse, lse, lse, 0, 0, 0, 0, 0, 1)  # unused
-    if mass is not None:
-        slots = (
-            -(-(mass.hi - mass.lo + ROWS.value) // tile.keys) + 1
-        )  # tiles of keys that are near for the queries of a consumer
-        peaks, ends = (lse.new_empty(*lse.shape[:2], count, lse.shape[2]) for count in (slots, 2))
-        of_mass = (mass.ptr, peaks, ends, mass.h, mass.pitch, mass.origin, mass.lo, mass.hi, slots)
-    queries, near, span = ROWS.value * CONSUMERS.value, (num.lo, num.hi), (num.rows_lo, num.rows_hi)
-    made = prepare_blocks(launch, x, num, scale, lse, queries, tile.keys, near, span, SIDE.value)
-    launch_forward(
-        launch, forward_content, x, num, scale, out, lse, tile.keys, near, span, SIDE.value, made=made,
-        descriptors=(_describe_states(states), describe_table(table, CHUNK.value, _channels(table.shape[2])), tiles_of_keys), tables=band, table_heads=(table.shape[0],), last=of_mass,
-        STAGES=tile.stages, WINDOWS=tile.windows, STATES=x.states is not None, BIAS=x.bias is not None, COLS=cols is not None, COPIED=copied, MASS=mass is not None,
+    return launch_forward(
+        launch, forward_content, x, num, scale, out, lse, tile.keys, (num.lo, num.hi), (num.rows_lo, num.rows_hi), SIDE.value,
+        descriptors=(_describe_states(states), describe_table(table, CHUNK.value, _channels(table.shape[2])), tiles_of_keys), tables=band, table_heads=(table.shape[0],),
+        STAGES=tile.stages, WINDOWS=tile.windows, STATES=x.states is not None, BIAS=x.bias is not None, COLS=cols is not None, COPIED=copied,
     )  # fmt: skip
-    if mass is not None:
-        tiles, heads, q_length = made[0], lse.shape[1], x.q.shape[2]
-        launch(
-            normalise, lse.shape[0] * heads * -(-q_length // TOKENS), mass.ptr, mass.h, mass.pitch, mass.origin, mass.lo, mass.hi, peaks, ends, lse, tiles,
-            0 if tiles.shape[0] == 1 else tiles.stride(0), heads, q_length, x.k.shape[2], num.offset, NO_LIMIT if num.right < 0 else num.right, slots,
-            NUMBERS.value, queries, tile.keys, TOKENS, 64, num_warps=4,
-        )  # fmt: skip
-    return out, lse, None
 
 
 def _describe_states(states: Tensor) -> TensorDescriptor:

@@ -24,7 +24,7 @@ from .padding import find_bounds, find_documents
 
 FAR = 1 << 28  # a distance beyond every position: a span at FAR makes every tile far
 LONGEST = 2048  # distances: with more, a row term is made for some queries at a time, as it takes memory for each token
-MARGIN = 192  # distances, see _band_span: queries and keys of a tile
+MARGIN = 192  # distances, see _band_span: queries and keys of a tile of gluon/content_backward.py
 QUERIES = 1024  # at least that many at a time,
 ROWS = 1 << 15  # or so many that all heads and batch rows together have this many, to fill a device
 
@@ -162,9 +162,10 @@ def _tables(q: Tensor, lowered: LoweredPlan, tables: Tables) -> tuple[dict[str, 
     facts = lowered.facts
     bias_span, query_span, key_span, value_span = facts.spans
     visible = _visible_distances(lowered)
-    is_long = min(facts.q_length, facts.k_length) >= gluon.LONG
+    whole = facts.gradient and min(facts.q_length, facts.k_length) >= gluon.SHORTEST_CONTENT_BACKWARD
+    whole = whole and _can_be_whole(query_span, key_span, visible)
     if query_span is not None and bias_span == query_span:  # launch._is_bias_in_rows: the bias may join the row term
-        bias_span = _band_span(bias_span, visible, is_long)
+        bias_span = _band_span(bias_span, visible, whole)
     tensors: dict[str, Tensor | None] = {}
     numbers: dict[str, int] = {}
     if bias_span is not None:
@@ -172,15 +173,15 @@ def _tables(q: Tensor, lowered: LoweredPlan, tables: Tables) -> tuple[dict[str, 
         bias = tables.bias(*bias_span)
         tensors["bias"] = bias if bias is None or bias.shape[0] == facts.heads else bias.expand(facts.heads, -1)
     if query_span is not None:
-        span = _band_span(query_span, visible, is_long)
+        span = _band_span(query_span, visible, whole)
         numbers["rows_lo"], numbers["rows_hi"] = span
         tensors["table"], tensors["states"] = tables.query(q, *span)
     if key_span is not None:
-        lo, hi = _band_span(key_span, visible, is_long)
+        lo, hi = _band_span(key_span, visible, whole)
         numbers["cols_lo"], numbers["cols_hi"] = -hi, -lo
         tensors["key_table"] = tables.key(lo, hi)
     if value_span is not None:
-        span = _band_span(value_span, visible, is_long)
+        span = _band_span(value_span, visible, whole)
         numbers["mass_lo"], numbers["mass_hi"] = span
         tensors["value"] = tables.value(*span)
     return {name: tensor for name, tensor in tensors.items() if tensor is not None}, numbers
@@ -198,17 +199,22 @@ def _visible_distances(lowered: LoweredPlan) -> Span | None:
     return first + offset, last + offset
 
 
-def _band_span(span: Span, visible: Span | None, is_long: bool) -> Span:
-    """The distances of a content term's band: only visible ones; for a wide span a tile more on each side, as far as they are visible,
-    so that tiles at its ends lie within the band. In a long text tiles that are partly visible do so as well (gluon/content_launch.py)."""
+def _can_be_whole(query_span: Span | None, key_span: Span | None, visible: Span | None) -> bool:
+    """Whether wider bands are of use: not for a term of the queries over every visible distance (gluon/rolling.py), or over too many of them."""
+    if query_span is None or visible is None:
+        return True
+    lo, hi = max(query_span[0], visible[0]), min(query_span[1], visible[1])
+    return hi - lo + 2 * MARGIN < LONGEST and (key_span is not None or (lo, hi) != visible)
+
+
+def _band_span(span: Span, visible: Span | None, whole: bool) -> Span:
+    """The distances of a content term's band: only visible ones; for a wide span two tiles more on each side, as far as they are visible, so
+    that tiles at its ends lie within the band. whole: so do all of which any pair does, as gluon/content_launch.holds_near_tiles needs it."""
     if visible is None:
         return span
-    if (
-        span[0] <= visible[0] and visible[1] <= span[1] and visible[1] - visible[0] >= LONGEST
-    ):  # gluon/rolling.py, which needs no more
-        return visible
-    margin = MARGIN if span[1] - span[0] >= schedule.WIDE else 0
-    over = margin if is_long else 0
+    margin, over = (MARGIN, MARGIN) if whole else (128, 0)
+    if span[1] - span[0] < schedule.WIDE:
+        margin = over = 0
     lo = min(max(span[0] - margin, visible[0] - over), span[1])
     return lo, max(min(span[1] + margin, visible[1] + over), lo)
 

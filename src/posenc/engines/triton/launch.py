@@ -68,12 +68,7 @@ def run_forward(
         from ..gluon.window_launch import run_forward as run_window
 
         cols = None if x.key_table is None else _make_cols(launch, x, num, kind, False)
-        if x.value is None:
-            return run_window(launch, x, num, scale, out, lse, cols=cols)
-        mass = q.new_empty(mass_size(q, num))
-        run_window(launch, x, num, scale, out, lse, cols=cols, mass=_mass_band(x, num, mass))
-        states_from_band(launch, _mass_band(x, num, mass), x.value.to(q.dtype), num.mass_lo, out, True)
-        return out, lse, mass
+        return run_window(launch, x, num, scale, out, lse, cols=cols)
 
     tile = schedule.choose_tile("forward", max(size, v_size), q.dtype, q.device, q_length, kind)
     splits = 1
