@@ -161,7 +161,7 @@ def entry(record: dict[str, Any]) -> str:
 
 
 def main(arguments: list[str]) -> None:
-    paths = [Path(name) for name in arguments] or sorted(RESULTS.glob("uses-*.json"))
+    paths = [Path(name) for name in arguments] or sorted(RESULTS.glob("uses-*.json"), key=lambda path: path.stem)
     print(page([uses.load(path) for path in paths]), end="")
 
 

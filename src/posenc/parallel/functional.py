@@ -100,7 +100,7 @@ def attend(
     require_number("dropout", dropout, least=0.0, below=1.0)
     _check_ranks(cp, q, k, {"positions": positions, "k_positions": k_positions, "dropout": dropout or None, **masks})
     make, encoding = _maker(plan)
-    if getattr(encoding, "_moving", False) and encoding.training:
+    if getattr(encoding, "_is_augmented", False) and encoding.training:
         raise UnsupportedPlan(
             f"{type(encoding).__name__} would draw different coordinates on every rank in training (shift, jitter, rescale); "
             "leave these options out in context parallelism"
