@@ -125,10 +125,13 @@ def attend_plain(
     return plain_call.run(q, k, v, plan, causal, None, dropout)
 
 
-def prepare_repeated(q: Tensor, k: Tensor, v: Tensor, plan: Plan, causal: bool) -> RepeatedCall | None:
-    """What `run_repeated` needs for a layer's next calls like this one, without gradients, if they can be shortened."""
+def prepare_repeated(
+    q: Tensor, k: Tensor, v: Tensor, plan: Plan, causal: bool, masks: MaskOptions
+) -> RepeatedCall | None:
+    """What `run_repeated` needs for a layer's next calls like this one, without gradients, if they can be shortened. masks: a window, on a
+    GPU, or none."""
     if not q.is_cpu:
-        return KnownText.find(q, k, v, plan, causal)
+        return KnownText.find(q, k, v, plan, {"causal": causal, **masks})
     if q.shape[2] == 1:
         return Token(q, k.shape[2], plan) if Token.supports(q, plan) else None
     return Text(q, k, plan, causal) if Text.supports(q, k, plan) else None
@@ -137,12 +140,13 @@ def prepare_repeated(q: Tensor, k: Tensor, v: Tensor, plan: Plan, causal: bool) 
 def run_repeated(
     known: RepeatedCall, q: Tensor, k: Tensor, v: Tensor, causal: bool, masks: MaskOptions
 ) -> Tensor | None:
-    """`attend` for a call like the last one; None: call `attend`. masks: padding and documents, of several queries on a CPU."""
+    """`attend` for a call like the last one; None: call `attend`. masks: on a CPU, padding, and documents of several queries; on a GPU, the
+    window that it was prepared with."""
     if not is_standard():
         return None
-    if not masks:
-        return known.run(q, k, v)
-    return known.run(q, k, v, {"causal": causal, **masks}) if isinstance(known, Text) else None
+    if masks and isinstance(known, (Text, Token)):
+        return known.run(q, k, v, {"causal": causal, **masks})
+    return known.run(q, k, v)
 
 
 def explain(

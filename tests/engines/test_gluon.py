@@ -186,16 +186,10 @@ def test_short_texts_run_where_they_are_many():
     ):
         found = gluon.refuse_plain_size(given(length, length, batch=batch)[0])
         assert found is None if reason is None else reason in found
-    assert [gluon_launch.choose_tile(64, length).consumers for length in (64, 128, 129, 192, 193, 256, 257, 512)] == [
-        2,
-        2,
-        3,
-        3,
-        2,
-        2,
-        3,
-        3,
-    ]
+    without = given(256, 256, batch=128, plan=Plan(Positions(256)))[0]
+    assert "without terms" in gluon.refuse_plain_size(without)
+    consumers = {64: 2, 128: 2, 129: 3, 192: 3, 193: 2, 384: 2, 512: 2, 513: 3}
+    assert {length: gluon_launch.choose_tile(64, length).consumers for length in consumers} == consumers
 
 
 def test_dropout_and_strides_are_refused():

@@ -41,7 +41,7 @@ with torch.no_grad():
             for _ in range(4):
                 q, k, v = heads(length)
                 out = attend(q, k, v, plan, causal=True)
-                known = KnownText.find(q, k, v, plan, True)
+                known = KnownText.find(q, k, v, plan, {"causal": True})
             if not isinstance(known, KnownText):
                 print("not kept:", length, name)
                 continue
@@ -84,7 +84,7 @@ with torch.no_grad():
     assert token.run(q, every[:, :, :1], every[:, :, :1]) is None, "the first token is a text"
     # what is not replayed is refused for good
     far = Plan(Positions(20), slopes=torch.rand(2), sinks=torch.rand(2))
-    assert isinstance(KnownText.find(*heads(20), far, True), Refused)
+    assert isinstance(KnownText.find(*heads(20), far, {"causal": True}), Refused)
 print("found", found)
 """
 

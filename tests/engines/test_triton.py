@@ -16,7 +16,7 @@ from tests.engines.groups import check_group, list_groups
 from tests.plans import plan_of, tensors
 
 CASES = Path(__file__).with_name("triton_cases.py")
-QUICK = {"watch", "empty", "replay", "decay", "first"}
+QUICK = {"documents", "watch", "empty", "replay", "decay", "first"}
 COMPILED = (
     "corner bias + slopes", "corner key_mask ('bias'", "corner documents ('bias'", "corner dot_query + add_value",
     "corner states + scale", "corner 80 torch.float16", "corner 16 torch.float32", "corner tokens ('dot_query'", "rotation", "corner shifts",

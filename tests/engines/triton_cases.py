@@ -217,6 +217,22 @@ def group_empty():
             assert not any(grad.any() for grad in (out, *grads))
 
 
+def group_documents():
+    """Bounds of documents: ids in order and in none, rows that are shared, no tokens."""
+    from posenc.engines.triton import launcher, padding
+
+    for (own_rows, rows), (own_length, length), is_sorted in itertools.product(
+        ((2, 2), (1, 3), (3, 1)), ((1, 1), (300, 300), (257, 1), (0, 4), (4, 0), (5, 600)), (False, True)
+    ):
+        own, ids = torch.randint(6, (own_rows, own_length)) - 2, torch.randint(6, (rows, length)) - 2
+        ids = ids.sort(-1)[0] if is_sorted else ids
+        found = padding.find_documents(launcher.launch, own, ids.int() if rows == 2 else ids)
+        below, upto = ((ids[:, None] < own[..., None]).sum(-1), (ids[:, None] <= own[..., None]).sum(-1))
+        ascends = (ids.diff() >= 0).all(-1, keepdim=True)
+        expected = torch.stack((below.where(ascends, -1), upto.where(ascends, length)), -1).int()
+        assert torch.equal(found, expected), f"{own_rows}, {rows} rows of {own_length}, {length}, in order: {is_sorted}"
+
+
 def group_tiles():
     """Blocks of other shapes than the interpreter's default."""
     from posenc.engines.triton import schedule

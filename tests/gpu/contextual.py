@@ -1,6 +1,6 @@
 """posenc.contextual by its GPU code against float64: stick-breaking and CoPE on their kernels, PaTH through `attend`.
 
-    python -m tests.gpu.contextual [--out FILE.json] [--only padding]
+    python -m tests.gpu.contextual [--out FILE.json] [--only "cope,padding|path"]
     TRITON_INTERPRET=1 python -m tests.gpu.contextual --device cpu          interpreted, without a GPU
 
 Every case: output and gradients of all tensors, in float32 and bfloat16, within budgets (tests/rounding.py) of the plain
@@ -75,8 +75,13 @@ def run(function, tensors, g, options):
 
 
 def of_differences(tensors, g, scale_positions=False, key_mask=None, documents=None):
-    """What CoPE's kernel may add to the budgets of dq and dk: the sum of the counts' gradients over j <= t is that over all keys less
-    that over j > t, so that each has the rounding of float32 of the whole row's, whatever its size."""
+    """What CoPE's kernel may add to the budgets of dq, dk and the table's gradient, by two sums that it takes in another way:
+
+    - ds_ij = p_ij (dp_ij - g_i·o_i), as fused attention forms it. Plain operations subtract Σ_j p_ij dp_ij, in which the rounding of a dp_ij
+      whose p_ij is nearly 1 cancels; that of g_i·o_i, in float32, does not, and p_ij times it is in every ds_ij.
+    - the sum of the counts' gradients over j <= t is that over all keys less that over j > t, so that each has the rounding of float32 of
+      the whole row's, whatever its size.
+    """
     q, k, v, table = (x.repeat_interleave(len(tensors[0][0]) // len(x[0]), 1) if x.dim() == 4 else x for x in tensors)
     scale, first = q.shape[3] ** -0.5, k.shape[2] - q.shape[2]
     j = torch.arange(k.shape[2])
@@ -86,21 +91,26 @@ def of_differences(tensors, g, scale_positions=False, key_mask=None, documents=N
     z = scale * (q @ k.mT)
     gates = z.sigmoid() * visible
     at = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=len(table) - 1)
-    by_count = (q @ table.mT) * (scale if scale_positions else 1.0)
-    below, above = by_count.gather(-1, at.long()), by_count.gather(-1, at.ceil().long())
-    s = (z + below + (above - below) * (at - at.floor())).masked_fill(~visible, -math.inf)
+    position_scale = scale if scale_positions else 1.0
+    by_count = (q @ table.mT) * position_scale
+    low, share = at.long(), at - at.floor()
+    below, above = by_count.gather(-1, low), by_count.gather(-1, at.ceil().long())
+    s = (z + below + (above - below) * share).masked_fill(~visible, -math.inf)
     p, dp = s.softmax(-1).nan_to_num(), g @ v.mT
+    unit = budget.unit(torch.float32)
+    off = p * unit * budget.c(v.shape[3]) * (g * (p @ v)).abs().sum(-1, keepdim=True)  # of ds
     counts = p * (dp - (p * dp).sum(-1, keepdim=True)) * (above - below)
-    off = (
-        budget.unit(torch.float32)
-        * budget.c(k.shape[2])
-        * counts.abs().sum(-1, keepdim=True)
-        * scale
-        * gates
-        * (1 - gates)
-    )
+    whole = unit * budget.c(k.shape[2]) * counts.abs().sum(-1, keepdim=True)
+    whole = whole + (off * (above - below).abs()).cumsum(-1)
+    of_z = (off + whole * gates * (1 - gates)) * scale
+    of_counts = torch.zeros_like(by_count).scatter_add(-1, low, off * (1 - share))
+    of_counts = of_counts.scatter_add(-1, at.ceil().long(), off * share) * position_scale
     shared = len(tensors[0][0]) // len(tensors[1][0])
-    return {"dq": off @ k.abs(), "dk": (off.mT @ q.abs()).unflatten(1, (-1, shared)).sum(2)}
+    return {
+        "dq": of_z @ k.abs() + of_counts @ table.abs(),
+        "dk": (of_z.mT @ q.abs()).unflatten(1, (-1, shared)).sum(2),
+        "d4": (of_counts.mT @ q.abs()).sum((0, 1)),
+    }
 
 
 def check(function, case, dtype, device):
@@ -147,7 +157,8 @@ def main():
         for case in CASES:
             for dtype in (torch.float32, torch.bfloat16):
                 name = f"{function}, {case}, {dtype}"
-                if not fits(function, case) or not all(part in name for part in given.only.split(",")):
+                asked = any(all(part in name for part in each.split(",")) for each in given.only.split("|"))
+                if not fits(function, case) or not asked:
                     continue
                 try:
                     found[name] = check(function, case, dtype, given.device)

@@ -53,7 +53,7 @@ def timings(only, pair, variants):
     jobs = []
     for number, (batch, heads, length, masks) in enumerate(ROWS):
         name = f"B{batch} H{heads} L{length} | {masks}"
-        jobs.append({"kind": "time", "name": name, "batch": batch, "heads": heads, "length": length, "masks": masks, "schedules": variants and number == 0,
+        jobs.append({"kind": "time", "name": name, "batch": batch, "heads": heads, "length": length, "masks": masks, "schedules": variants and number == 0, "kernels": number < 2,
                      "pair": pair and length <= LONGEST_PAIR})  # fmt: skip
     return [job for job in jobs if not only or any(part in job["name"] for part in only)]
 
@@ -279,7 +279,7 @@ def times(job):
         yield f"{name}_MB", (torch.cuda.max_memory_allocated() - before) >> 20
         yield name, hopper.time_graph(lambda: call.run(is_pair))  # noqa: B023
     release()
-    for kernel in ("backward_rolling", "backward_rolling_keys", "sum_tables", "none"):
+    for kernel in ("backward_rolling", "backward_rolling_keys", "sum_tables", "none") if job["kernels"] else ():
         yield kernel, hopper.time_graph(lambda: call.run_kernel(kernel))  # noqa: B023
     for schedule in SCHEDULES if job["schedules"] else ():
         yield str(schedule), hopper.time_graph(lambda: call.run_kernel(kernel_of(schedule), schedule))  # noqa: B023

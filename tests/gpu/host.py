@@ -241,6 +241,35 @@ def padded(name):
             assert error < 0.02, f"{name}, {rows}x{length}: off by {error}"
 
 
+def packed(name):
+    """Texts with documents or a window, and four tokens at once: repeated calls give the bits of first ones, and what the reference engine gives."""
+    for window in (None, (20, 0)):
+        torch.manual_seed(0)
+        options = {"causal": window is not None, "window": window}
+        layer = posenc.Attention(256, 4, encoding=name, **options).to("cuda", torch.bfloat16).eval()
+        exact = posenc.Attention(256, 4, encoding=name, engine="reference", **options).to("cuda").eval()
+        exact.load_state_dict(layer.state_dict())
+        for seed in range(10):
+            length = (60, 130)[seed % 2]
+            x = torch.randn(3, length, 256, device="cuda", dtype=torch.bfloat16)
+            ids = torch.randint(4, (3, length), device="cuda")
+            ids = ids if seed > 7 else ids.sort(-1)[0]
+            masks = {"documents": ids} if window is None else {}
+            with torch.no_grad():
+                again = layer(x, **masks)
+                forget()
+                first, truth = layer(x, **masks), exact(x.float(), **masks)
+            assert torch.equal(again, first), f"{name}, window {window}: a repeated call differs"
+            error = ((first - truth).norm() / truth.norm()).item()
+            assert error < 0.02, f"{name}, window {window}, documents: off by {error}"
+        if window is not None:
+            with torch.no_grad():
+                whole, cache = layer(x), posenc.KVCache()
+                parts = [layer(x[:, :50], cache=cache)]
+                parts += [layer(x[:, at : at + 4], cache=cache) for at in range(50, length, 4)]
+            assert (torch.cat(parts, 1) - whole).abs().max() <= 0.02, f"{name}: four tokens at once differ"
+
+
 def changed_tables(name):
     """A layer's recorded tokens and texts read its tables: written in place, by an optimiser, through .data, and replaced."""
     layer = posenc.Attention(256, 4, encoding=name, causal=True).to("cuda", torch.bfloat16).eval()
@@ -342,6 +371,7 @@ def check(part: str = "1/1", names: str = "") -> None:
         (changed_tables, name) for name in ("t5", "clipped", "shaw", "transformer_xl", "relative_logits", "deberta")
     ]
     cases += [(padded, name) for name in ("none", "learned", "rope", "alibi", "t5", "shaw")]
+    cases += [(packed, name) for name in ("none", "rope", "alibi", "t5")]
     cases += [(in_threads, PER_HEAD), (projections, "bfloat16"), (windows, "a grid")]
     cases = [case for case in cases if not names or case[0].__name__ in names.split(",")]
     number, count = map(int, part.split("/"))

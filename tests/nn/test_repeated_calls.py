@@ -350,3 +350,23 @@ def test_padded_texts_follow_every_change(name, causal, text_runs):
             check(key_mask=real, documents=ids)
             check()
     assert text_runs["run"] >= 12
+
+
+@pytest.mark.parametrize("name", STEADY)
+def test_tokens_after_padded_texts_repeat_the_last_one(name, runs):
+    layer = make(name)
+    text, real = torch.randn(3, 60, SIZE), torch.arange(60) >= torch.tensor([0, 9, 20])[:, None]
+    cache = posenc.KVCache()
+    with torch.no_grad():
+        layer(text[:, :30], key_mask=real[:, :30], cache=cache)
+        for number in range(8):
+            if number == 5:
+                for parameter in layer.encoding.parameters():
+                    parameter.add_(0.5)
+            at = cache.length + 1
+            ours = layer(text[:, at - 1 : at], cache=cache)
+            layer.engine = "reference"
+            truth = layer(text[:, :at], key_mask=real[:, :at])[:, -1:]
+            layer.engine = "auto"
+            torch.testing.assert_close(ours, truth, atol=1e-5, rtol=1e-5)
+    assert runs["run"] >= 5

@@ -53,6 +53,9 @@ def cells(device: str, sizes=SIZES) -> Iterator[Cell]:
             make = partial(one_pass, "t5-generate", 2, 8, 64, training, device, False)
             yield Cell(f"model/t5 with decoder/8x64/{what}", make)
         yield Cell("generate/t5, 2 layers/1x64/16 tokens", partial(generate, 1, 64, device, 16, 2))
+        for training in (False, True):
+            what = f"compiled/t5, 2 layers/8x64/{'step' if training else 'forward'}"
+            yield Cell(what, partial(one_pass, "t5", 2, 8, 64, training, device, True))
         return
     for name in ("t5", "deberta"):
         for batch, length in GPU_SIZES:

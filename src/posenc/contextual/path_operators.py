@@ -16,8 +16,6 @@ __all__ = ["backward", "call", "forward"]
 
 N = 64
 """Tokens of a block."""
-WARPS = 4
-"""With 8, Triton 3.6's code for float32 products of small heads writes outside of its memory."""
 
 
 class Sizes(NamedTuple):
@@ -42,18 +40,23 @@ class Launches:
         self.sizes = Sizes(heads, heads // kv_heads, q.shape[2], blocks, levels, nodes, *rows)
         self.block_d, block_dv = (max(16, next_power_of_2(x.shape[3])) for x in (q, v))
         self.precision = "tf32x3" if q.dtype == torch.float32 else "tf32"
+        # with 8, Triton 3.6's code for products of narrower tiles reads outside of the shared memory
+        self.warps = 8 if self.block_d == 64 else 4
+        self.warps_across = 8 if q.dtype == torch.float32 and self.block_d == block_dv == 64 else 4
         self.constants = q.shape[3], v.shape[3], self.block_d, block_dv, N
         self.device = q.device
 
     def within(self, kernel, *arguments) -> None:
         """One program for each block of each key head; wide tiles of float32 would not fit its memory."""
         given = *arguments, self.sizes, *self.constants, "bf16" if self.block_d > 64 else self.precision
-        launch_variant(kernel, self.sizes.rows_k * self.sizes.blocks, self.device, given, num_warps=WARPS, num_stages=1)
+        launch_variant(
+            kernel, self.sizes.rows_k * self.sizes.blocks, self.device, given, num_warps=self.warps, num_stages=1
+        )
 
     def across(self, kernel, rows: int, *arguments) -> None:
         """One program for each block of each row."""
         given = *arguments, self.sizes, *self.constants, self.precision
-        launch_variant(kernel, rows * self.sizes.blocks, self.device, given, num_warps=WARPS, num_stages=2)
+        launch_variant(kernel, rows * self.sizes.blocks, self.device, given, num_warps=self.warps_across, num_stages=2)
 
     def join_blocks(self, wholes: Tensor) -> None:
         for level in range(1, self.sizes.levels - 1):
@@ -68,7 +71,7 @@ class Launches:
     def _level(self, kernel, level: int, programs: int, tensors: tuple, constants: tuple) -> None:
         count = self.sizes.rows_k * (self.sizes.blocks >> level) * programs
         given = *tensors, level, self.sizes.blocks, self.sizes.nodes, *constants
-        launch_variant(kernel, count, self.device, given, num_warps=WARPS, num_stages=2)
+        launch_variant(kernel, count, self.device, given, num_warps=self.warps, num_stages=2)
 
 
 def forward(

@@ -9,6 +9,8 @@ The caller vouches for the plan: the same tables, at the same place (`Encoding.p
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
@@ -29,9 +31,11 @@ class KnownText:
         self.layouts, self.others = _layouts(*tensors[:3]), tensors[3:]  # type: ignore[arg-type]
 
     @classmethod
-    def find(cls, q: Tensor, k: Tensor, v: Tensor, plan: Plan, causal: bool) -> KnownText | KnownToken | Refused | None:
+    def find(
+        cls, q: Tensor, k: Tensor, v: Tensor, plan: Plan, masks: dict[str, Any]
+    ) -> KnownText | KnownToken | Refused | None:
         """Of a call without gradients that `attend` has just run; None where it is not replayed yet."""
-        described = known_calls.describe(q, k, v, plan, 0.0, "auto", False, {"causal": causal})
+        described = known_calls.describe(q, k, v, plan, 0.0, "auto", False, masks)
         known = None if described is None else known_calls.find(described[0])
         if described is None or known is None or (known.step is None and known.call is None):
             return Refused()

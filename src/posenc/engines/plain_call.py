@@ -3,7 +3,7 @@
 For a decoding step or a text of a few tokens, general validation, lowering and choice would take longer than attention itself.
 `run` makes the checks that apply here in one pass and then does what `choose_engine` would have chosen:
 
-    no terms                                 `sdpa`: PyTorch's attention; with masks on a CPU `cpu`, which gives it their boolean mask
+    no terms                                 `sdpa`: PyTorch's attention; with masks on a CPU `cpu`, which gives it one mask of them
     biases by distance, one table that is multiplied with queries or other states, on a CPU
                                              the dense form of `cpu`: PyTorch's attention with one mask, which is kept where
                                              it is the same for every query and needs no gradient

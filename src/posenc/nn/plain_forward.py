@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .attention import Attention
 
 PLAIN = (Tensor, nn.Parameter)
+WINDOW = frozenset(("window",))
 
 
 def forward(layer: Attention, x: Tensor, slot: LayerCache | None, masks: MaskOptions) -> Tensor:
@@ -56,8 +57,10 @@ def forward(layer: Attention, x: Tensor, slot: LayerCache | None, masks: MaskOpt
         masks["window"] = layer.window
     dropout = layer.dropout if layer.training else 0.0
     is_usual = is_eager and layer.engine == "auto" and heads == layer.heads
-    is_short = is_usual and (on_cpu or (q.is_cuda and not masks and not dropout))
-    if is_short and by_rows and not encoding.acts_inside:  # nothing is left to do in attention
+    is_short = is_usual and (on_cpu or (q.is_cuda and masks.keys() <= WINDOW and not dropout))
+    # without terms; on a GPU PyTorch's attention aligns causality otherwise where there are fewer queries than keys
+    is_plain = is_short and (on_cpu or not (masks or (layer.causal and past and queries > 1)))
+    if is_plain and by_rows and not encoding.acts_inside:  # nothing is left to do in attention
         every = (k, v) if slot is None else slot.append_in_place(k, v)
         out = None if every is None else attend_plain(q, *every, None, layer.causal, masks, dropout)
         if out is not None:
@@ -67,18 +70,20 @@ def forward(layer: Attention, x: Tensor, slot: LayerCache | None, masks: MaskOpt
                 slot.length, slot.marks = past + queries, marks
             return out
     known = plan = appended = out = prepared = None
-    kind = ""
+    kind: Any = None
     rotates_here = False
     if not is_short or encoding.acts_inside:
         rotates_here = encoding.rotates and not encoding.length_dependent
         rotates_here = rotates_here and (slot is not None or (is_usual and not encoding.adds_terms))
         is_steady = is_short and not dropout and encoding.steady_terms and not torch.is_grad_enabled()
-        is_steady = is_steady and (not masks or (past == 0 and not masks.keys() & {"window", "mask"}))
+        if masks and on_cpu:
+            taken = ("key_mask",) if queries == 1 else ("key_mask", "documents") if past == 0 else ()
+            is_steady = is_steady and all(name in taken for name in masks)
         is_steady = is_steady and not (on_cpu and torch.is_autocast_enabled("cpu"))
         if is_steady and encoding.rotates == rotates_here and (past == 0 or queries == 1 or on_cpu):
             prepared = encoding.prepared_terms()
             kind = ("token" if queries == 1 else "tokens") if past else "text"
-            kind = " ".join(("causal" if layer.causal and queries > 1 else "", *masks, kind))
+            kind = " ".join(("causal" if layer.causal and queries > 1 else "", *masks, kind)), layer.window
             known = None if prepared is None else prepared.get(kind)
         if known is None and (not is_short or encoding.adds_terms or encoding.rotates != rotates_here):
             plan = _make_plan(layer, encoding, x, past, queries, rotates_here)
@@ -100,15 +105,17 @@ def forward(layer: Attention, x: Tensor, slot: LayerCache | None, masks: MaskOpt
         if out is None:
             plan = _make_plan(layer, encoding, x, past, queries, rotates_here)
     if plan is None:
-        if is_short and out is None:
+        if is_plain and out is None:
             out = attend_plain(q, k, v, None, layer.causal, masks, dropout)
     elif is_short and on_cpu:
         out = attend_plain(q, k, v, plan, layer.causal, masks, dropout)
-    is_plain = out is not None
+    is_done = out is not None
     if out is None:
+        if plan is None and is_eager and not on_cpu:  # `attend` finds it again by its facts
+            plan = _make_plan(layer, encoding, x, past, queries, True)
         out = _attend(layer, q, k, v, plan, masks)
-    if prepared is not None and plan is not None and (is_plain or not on_cpu) and not (known and known.is_final):
-        prepared[kind] = prepare_repeated(q, k, v, plan, layer.causal)
+    if prepared is not None and plan is not None and (is_done or not on_cpu) and not (known and known.is_final):
+        prepared[kind] = prepare_repeated(q, k, v, plan, layer.causal, masks)
     if queries > 1:
         out = out.transpose(1, 2)
     width = heads * v.shape[3]  # either way a token's numbers lie side by side

@@ -108,7 +108,9 @@ def _round_robin(sections: tuple[int, ...]) -> tuple[int, ...]:
     for axis, pairs in enumerate(sections[1:], 1):
         last = axis + len(sections) * (pairs - 1)
         if pairs and last >= len(axis_of):
-            raise OptionError(f"sections={sections} cannot be interleaved: axis {axis} has more than its share of the pairs")
+            raise OptionError(
+                f"sections={sections} cannot be interleaved: axis {axis} has more than its share of the pairs"
+            )
         for number in range(pairs):
             axis_of[axis + len(sections) * number] = axis
     return tuple(axis_of)

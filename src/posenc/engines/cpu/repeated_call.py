@@ -60,8 +60,8 @@ class Token:
         """Of plans that `plain_call.run` takes, for one query without a gradient."""
         return q.shape[2] == 1 and _has_only_tables(q, plan)
 
-    def run(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor | None:
-        """k and v [B, Hkv, L, D]: those of the step before, and one more."""
+    def run(self, q: Tensor, k: Tensor, v: Tensor, masks: MaskOptions | None = None) -> Tensor | None:
+        """k and v [B, Hkv, L, D]: those of the step before, and one more. masks: padding [B, L] alone."""
         keys = k.shape[2]
         start = 1 - keys - self.first
         if q.shape != self.shape or q.dtype != self.dtype or start < 0 or not _is_plain(q) or hides_nan(q, keys):
@@ -72,7 +72,14 @@ class Token:
         mask = None if self.row is None else self.row.narrow(3, start, keys)
         if self.content is not None:
             mask = add(mask, self._products(q, keys))
-        return fused_attention(q, k, v, mask, 0.0, False, self.scale)
+        if not masks:
+            return fused_attention(q, k, v, mask, 0.0, False, self.scale)
+        real = masks["key_mask"]
+        assert real is not None
+        precision = torch.float64 if q.dtype == torch.float64 else torch.float32
+        mask = add(mask, dense_terms.hide(None, real[:, None, None], None, precision))
+        out = fused_attention(q, k, v, mask, 0.0, False, self.scale)
+        return None if holds_nan(out) else out  # a masked key or value may hold NaN
 
     def _products(self, q: Tensor, keys: int) -> Tensor:
         """scale q·table by key, [B, H, 1, L]."""

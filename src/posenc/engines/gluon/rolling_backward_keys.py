@@ -60,9 +60,8 @@ def produce_queries(load, bars, sizes, work, STAGES: gl.constexpr, RING: gl.cons
             tma.async_copy_global_to_shared(v_desc, place, kv_full.index(0), v_smem.index(c))
         for member in range(group):
             h = h_kv * group + member
-            row = (
-                block * BOTH + (PAIR - 1) * HALF - first * ROWS + offset - lo
-            )  # of the table: where the first chunk begins
+            # of the table: where the first chunk begins
+            row = block * BOTH + (PAIR - 1) * HALF - first * ROWS + offset - lo
             for t in range(-PAIR, last - first + 1):
                 load_chunk(chunk, h, row, heads, t_desc, b_desc, table, t_full, t_empty, RING, BIAS)
                 row -= KEYS

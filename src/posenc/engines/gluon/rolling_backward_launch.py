@@ -71,7 +71,6 @@ def run_backward(
         "PADDED": bits is not None,
         "DOCS": x.doc_q is not None,
     }
-
     programs = max(1, min(processors // heads, batch * count))
     chunks = PAIR.value * count + -(-k_length // keys)
     sums = lse.new_zeros(heads, programs, chunks, keys * size)
