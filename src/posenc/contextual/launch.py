@@ -72,11 +72,12 @@ class _Contextual(torch.autograd.Function):
 def supports_path(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Whether PaTH's kernels run this call. They hold products of a block's matrices, [D, D], whole: a program of theirs needs the shared
     memory of a Hopper or a data centre's Blackwell GPU."""
-    widest = 128 if q.dtype == torch.bfloat16 else 64
-    return supports(q, k, v, widest) and (not q.is_cuda or _shared_memory(q.device) >= PATH_MEMORY)
+    return supports(q, k, v, PATH_WIDEST) and (not q.is_cuda or _shared_memory(q.device) >= PATH_MEMORY)
 
 
 PATH_MEMORY = 229376
+PATH_WIDEST = 64
+"""Heads that were compared on a GPU; in bfloat16 the kernels compile for 128."""
 
 
 @cache
