@@ -62,7 +62,12 @@ def check(
     monkeypatch.setattr(
         torch.cuda, "get_device_properties", lambda device: types.SimpleNamespace(multi_processor_count=programs)
     )
-    monkeypatch.setattr(gluon, "SHORTEST_CONTENT_BACKWARD", 1)
+    for name, value in {
+        "SHORTEST_CONTENT_BACKWARD": 1,
+        "WIDE_OF_128": True,
+        "refuse_device": lambda device: None,
+    }.items():
+        monkeypatch.setattr(gluon, name, value)
     lq, lk = lengths
     q, do = (torch.randn(batch, heads[0], lq, size, dtype=torch.bfloat16) for _ in range(2))
     k, v = (torch.randn(batch, heads[1], lk, size, dtype=torch.bfloat16) for _ in range(2))

@@ -23,6 +23,7 @@ import torch
 from ..triton.device import capability
 
 if TYPE_CHECKING:
+    from ..lowering import Facts
     from ..triton.arguments import Inputs, Numbers
 
 TESTED = ("3.6",)
@@ -223,10 +224,20 @@ def refuse_content_backward(x: Inputs, num: Numbers, scale: float, dropout: floa
     if num.queries:
         return "the row term has too many distances for one band in memory"
     if num.wide and not holds_near_tiles(x, num):
-        return "tiles reach beyond the bands, which were made for a call without gradients"
+        return "tiles reach beyond the bands (reads_bands)"
     if x.table is not None and not is_one_sided(x, num):
         return "a block of 128 keys may lie beyond both ends of the row term's span"
     return None
+
+
+def reads_bands(facts: Facts) -> bool:
+    """Whether a backward pass by the kernel with content terms may follow, as far as is known before there are tensors: wider bands are for it alone."""
+    return (
+        facts.gradient and not facts.dropout and facts.dtype in DTYPES and facts.scale == "number"
+        and (facts.head_dim == 64 or (facts.head_dim == 128 and WIDE_OF_128))
+        and min(facts.q_length, facts.k_length) >= SHORTEST_CONTENT_BACKWARD
+        and not torch.are_deterministic_algorithms_enabled() and refuse_device(facts.device) is None
+    )  # fmt: skip
 
 
 def blocks_of_keys(x: Inputs) -> int:

@@ -162,8 +162,7 @@ def _tables(q: Tensor, lowered: LoweredPlan, tables: Tables) -> tuple[dict[str, 
     facts = lowered.facts
     bias_span, query_span, key_span, value_span = facts.spans
     visible = _visible_distances(lowered)
-    whole = facts.gradient and min(facts.q_length, facts.k_length) >= gluon.SHORTEST_CONTENT_BACKWARD
-    whole = whole and _can_be_whole(query_span, key_span, visible)
+    whole = gluon.reads_bands(facts) and _can_be_whole(query_span, key_span, visible)
     if query_span is not None and bias_span == query_span:  # launch._is_bias_in_rows: the bias may join the row term
         bias_span = _band_span(bias_span, visible, whole)
     tensors: dict[str, Tensor | None] = {}
