@@ -34,10 +34,10 @@ ON_CPU = {
     "layer/relative_logits/*": "host time: its table is flipped and padded and its states are scaled in each call, by operations of PyTorch",
     "*/shaw*/step": "host time of autograd functions in Python, where dense code has PyTorch's; at 8 x 128 and more the same products, timed "
     "0.99 to 1.15 in different runs",
-    "*token": "host time, some 20 µs: the cache and the layer check what code written by hand does not",
-    "masked/learned, padded/*": "positions count the real tokens of each text; the layer written by hand adds the first rows of its table",
+    "*token": "host time, some 20 µs: the cache and the layer check what code written by hand does not; the rest is noise",
+    "masked/learned, padded/1x16/*": "positions count the real tokens of each text; the layer written by hand adds the first rows of its table",
     "*1x16*": "host time: up to 30 µs of Python for checks (tests/nn/test_work.py counts them), in a call of half a millisecond",
-    "*": "the same products and PyTorch's attention on both sides: noise of this run",
+    "*": "noise of this run: the same products and PyTorch's attention on both sides",
 }
 """The same on a CPU."""
 REASONS = {
