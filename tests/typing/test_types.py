@@ -90,12 +90,14 @@ def pyright(script):
     return check(["pyright", "--pythonpath", sys.executable], script)
 
 
+@pytest.mark.slow  # as those of mypy: `make types` runs them
 @BOTH
 def test_pyright_accepts_a_user_s_script(script):
     done = pyright(script)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_pyright_finds_a_user_s_mistakes(tmp_path):
     wrong = tmp_path / "wrong.py"
     wrong.write_text(
