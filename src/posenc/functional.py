@@ -63,15 +63,14 @@ def attend(q, k, v, plan=None, *, dropout=0.0, engine="auto", return_lse=False, 
     """
     described = None
     if (plan is None or type(plan) is Plan) and not torch.compiler.is_compiling() and is_standard():
-        is_plain = engine == "auto" and not return_lse and isinstance(q, Tensor)
-        if is_plain and (dropout == 0.0 or (type(dropout) is float and 0.0 < dropout < 1.0 and q.is_cpu)):
+        if engine == "auto" and dropout == 0.0 and not return_lse and isinstance(q, Tensor):
             causal = masks.get("causal", False)
             if len(masks) == ("causal" in masks) or all(masks[name] is None for name in masks if name != "causal"):
-                out = None if plan is None or dropout else known_calls.run_step(q, k, v, plan, causal)
+                out = None if plan is None else known_calls.run_step(q, k, v, plan, causal)
                 if out is None:
-                    out = plain_call.run(q, k, v, plan, causal, None, dropout)
+                    out = plain_call.run(q, k, v, plan, causal)
             else:
-                out = plain_call.run(q, k, v, plan, causal, cast(MaskOptions, masks), dropout)
+                out = plain_call.run(q, k, v, plan, causal, cast(MaskOptions, masks))
             if out is not None:
                 return out
         if plan is not None:
@@ -111,18 +110,16 @@ def attend(q, k, v, plan=None, *, dropout=0.0, engine="auto", return_lse=False, 
     return (out, lse) if return_lse else out
 
 
-def attend_plain(
-    q: Tensor, k: Tensor, v: Tensor, plan: Plan | None, causal: bool, masks: MaskOptions, dropout: float = 0.0
-) -> Tensor | None:
+def attend_plain(q: Tensor, k: Tensor, v: Tensor, plan: Plan | None, causal: bool, masks: MaskOptions) -> Tensor | None:
     """`attend` for the most common calls of a layer, in eager code and without its checks; None: call `attend`. masks: other ones than
-    causality; dropout: on a CPU."""
+    causality."""
     if not is_standard():
         return None
     if masks:
-        return plain_call.run(q, k, v, plan, causal, {"causal": causal, **masks}, dropout)
+        return plain_call.run(q, k, v, plan, causal, {"causal": causal, **masks})
     if plan is None and not (causal and 1 != q.shape[2] != k.shape[2]):
-        return plain_call.run_without_terms(q, k, v, causal, dropout)
-    return plain_call.run(q, k, v, plan, causal, None, dropout)
+        return plain_call.run_without_terms(q, k, v, causal)
+    return plain_call.run(q, k, v, plan, causal)
 
 
 def prepare_repeated(

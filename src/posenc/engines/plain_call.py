@@ -33,15 +33,9 @@ GPU_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
 def run(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    plan: Plan | None,
-    causal: bool,
-    masks: MaskOptions | None = None,
-    dropout: float = 0.0,
+    q: Tensor, k: Tensor, v: Tensor, plan: Plan | None, causal: bool, masks: MaskOptions | None = None
 ) -> Tensor | None:
-    """The output, or None: take the general path. masks: all of `attend`'s, on a CPU; None: causality alone. dropout: on a CPU."""
+    """The output, or None: take the general path. masks: all of `attend`'s, on a CPU; None: causality alone."""
     if triton.INTERPRETED or type(q) not in PLAIN or type(k) not in PLAIN or type(v) not in PLAIN:
         return None  # subclasses have ways of their own
     if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
@@ -62,7 +56,7 @@ def run(
     if torch.is_autocast_enabled("cpu"):  # it would round the mask
         torch.set_autocast_enabled("cpu", False)
         try:
-            return run(q, k, v, plan, causal, masks, dropout)
+            return run(q, k, v, plan, causal, masks)
         finally:
             torch.set_autocast_enabled("cpu", True)
     has_terms, offset = False, None
@@ -104,7 +98,7 @@ def run(
                 hidden, is_empty = known.hidden, known.is_empty
     if plan is not None and has_terms:
         assert offset is not None
-        mask = _mask(q, plan, offset, limits, heads == kv_heads, k_length, hidden, dropout > 0.0)
+        mask = _mask(q, plan, offset, limits, heads == kv_heads, k_length, hidden)
         if mask is None:
             return None
     elif hidden is not None:
@@ -118,11 +112,11 @@ def run(
     if isinstance(mask, tuple):
         attend, *facts = mask
         out = attend(q, k, v, *facts, size**-0.5 if scale is None else float(scale))
-    elif mask is not None and mask.requires_grad and not dropout:
+    elif mask is not None and mask.requires_grad:
         out = dense.attend_with_mask(q, k, v, mask, size**-0.5 if scale is None else float(scale), True)
     else:
         out = fused_attention(
-            q, k, v, mask, dropout, causal and mask is None and q_length > 1, None if scale is None else float(scale)
+            q, k, v, mask, 0.0, causal and mask is None and q_length > 1, None if scale is None else float(scale)
         )
     if is_empty is not None:
         out = out.masked_fill(is_empty, 0.0)
@@ -224,14 +218,7 @@ def _is_simple(plan: Plan, q_length: int, k_length: int, causal: bool) -> bool:
 
 
 def _mask(
-    q: Tensor,
-    plan: Plan,
-    offset: int,
-    limits: Window,
-    own_keys: bool,
-    k_length: int,
-    hidden: Tensor | None,
-    drops: bool,
+    q: Tensor, plan: Plan, offset: int, limits: Window, own_keys: bool, k_length: int, hidden: Tensor | None
 ) -> Tensor | tuple | None:
     """All terms and masks as one mask, where they fit. With a gradient: the function of `dense` that attends with them, and what it takes
     between q, k, v and the scale."""
@@ -283,7 +270,7 @@ def _mask(
             for table in tables:
                 if holds_nan(table):
                     return None
-            if trains and content is None and not drops:
+            if trains and content is None:
                 return dense.attend_with_bias, facts[0], facts[1], facts[2:], hidden
             mask = dense_terms.make_bias(*facts) if trains else dense.keep_bias(*facts)
         if width != k_length:
@@ -308,7 +295,7 @@ def _mask(
             return None
         return add(mask, decode.expand_by_distance(dots, batch, index, offset, k_length))
     facts_of_content = index, offset - q_length + 1, k_length, scale, precision
-    if trains and not drops and not (mask is not None and mask.requires_grad):
+    if trains and not (mask is not None and mask.requires_grad):
         return dense.attend_with_table, states, table, facts_of_content, mask
     return add(mask, dense_terms.multiply_by_distance(states, table, *facts_of_content))
 
@@ -336,7 +323,7 @@ def _content_of(q: Tensor, lookup: Lookup, is_token: bool) -> tuple[Tensor, Tens
     return states, table, index
 
 
-def run_without_terms(q: Tensor, k: Tensor, v: Tensor, causal: bool, dropout: float = 0.0) -> Tensor | None:
+def run_without_terms(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor | None:
     """`run` without a plan for q, k and v of one layer: heads of the same tokens, so that what `run` compares is known. causal: one query, or
     as many as keys."""
     if type(q) is not Tensor or type(k) is not Tensor or type(v) is not Tensor or triton.INTERPRETED:
@@ -354,5 +341,5 @@ def run_without_terms(q: Tensor, k: Tensor, v: Tensor, causal: bool, dropout: fl
     if forward_ad._current_level >= 0 or (on_cpu and hides_nan(q, k_length)):
         return None
     if heads == kv_heads:
-        return scaled_dot_product_attention(q, k, v, None, dropout, causal and q_length > 1)
-    return None if heads % kv_heads else fused_attention(q, k, v, None, dropout, causal and q_length > 1, None)
+        return scaled_dot_product_attention(q, k, v, None, 0.0, causal and q_length > 1)
+    return None if heads % kv_heads else fused_attention(q, k, v, None, 0.0, causal and q_length > 1, None)

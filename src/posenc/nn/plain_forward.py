@@ -55,14 +55,13 @@ def forward(layer: Attention, x: Tensor, slot: LayerCache | None, masks: MaskOpt
     on_cpu = q.is_cpu
     if layer.window is not None:
         masks["window"] = layer.window
-    dropout = layer.dropout if layer.training else 0.0
     is_usual = is_eager and layer.engine == "auto" and heads == layer.heads
-    is_short = is_usual and (on_cpu or (q.is_cuda and masks.keys() <= WINDOW and not dropout))
+    is_short = is_usual and not (layer.training and layer.dropout) and (on_cpu or (q.is_cuda and masks.keys() <= WINDOW))
     # without terms; on a GPU PyTorch's attention aligns causality otherwise where there are fewer queries than keys
     is_plain = is_short and (on_cpu or not (masks or (layer.causal and past and queries > 1)))
     if is_plain and by_rows and not encoding.acts_inside:  # nothing is left to do in attention
         every = (k, v) if slot is None else slot.append_in_place(k, v)
-        out = None if every is None else attend_plain(q, *every, None, layer.causal, masks, dropout)
+        out = None if every is None else attend_plain(q, *every, None, layer.causal, masks)
         if out is not None:
             out = (out.transpose(1, 2) if queries > 1 else out).reshape(batch * queries, heads * v.shape[3])
             out = _project(modules["o_proj"], out, batch, queries).view(batch, queries, -1)
@@ -75,7 +74,7 @@ def forward(layer: Attention, x: Tensor, slot: LayerCache | None, masks: MaskOpt
     if not is_short or encoding.acts_inside:
         rotates_here = encoding.rotates and not encoding.length_dependent
         rotates_here = rotates_here and (slot is not None or (is_usual and not encoding.adds_terms))
-        is_steady = is_short and not dropout and encoding.steady_terms and not torch.is_grad_enabled()
+        is_steady = is_short and encoding.steady_terms and not torch.is_grad_enabled()
         if masks and on_cpu:
             taken = ("key_mask",) if queries == 1 else ("key_mask", "documents") if past == 0 else ()
             is_steady = is_steady and all(name in taken for name in masks)
@@ -106,9 +105,9 @@ def forward(layer: Attention, x: Tensor, slot: LayerCache | None, masks: MaskOpt
             plan = _make_plan(layer, encoding, x, past, queries, rotates_here)
     if plan is None:
         if is_plain and out is None:
-            out = attend_plain(q, k, v, None, layer.causal, masks, dropout)
+            out = attend_plain(q, k, v, None, layer.causal, masks)
     elif is_short and on_cpu:
-        out = attend_plain(q, k, v, plan, layer.causal, masks, dropout)
+        out = attend_plain(q, k, v, plan, layer.causal, masks)
     is_done = out is not None
     if out is None:
         if plan is None and is_eager and not on_cpu:  # `attend` finds it again by its facts
@@ -149,7 +148,7 @@ def attend_context(layer: Attention, x: Tensor, context: Tensor, key_mask: Tenso
     k = _project(modules["k_proj"], others, batch, keys).view(batch, keys, -1, size).transpose(1, 2)
     v = _project(modules["v_proj"], others, batch, keys).view(batch, keys, -1, size).transpose(1, 2)
     masks: MaskOptions = {} if key_mask is None else {"key_mask": key_mask}
-    out = attend_plain(q, k, v, None, False, masks, dropout)
+    out = None if dropout else attend_plain(q, k, v, None, False, masks)
     if out is None:
         out = attend(q, k, v, dropout=dropout, **masks)
     out = out.transpose(1, 2).reshape(batch * queries, -1)

@@ -60,7 +60,7 @@ def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> tuple[Tensor, 
     # a dense mask of as many queries as keys is kept; one of a few queries after many keys would be new in each step. Whether
     # a gradient is wanted does not matter here, so that an output has the same bits either way
     few = facts.q_length < block_sizes.DECODE_ROWS and not facts.q_length == facts.k_length > 1
-    is_masked = facts.documents or facts.has_dense_mask or facts.dropout  # nothing else here takes these
+    is_masked = facts.documents or facts.has_dense_mask  # nothing else here takes these
     short = eager and (is_masked or not few) and type(q) in (Tensor, torch.nn.Parameter) and dense.applies(facts)
     # as in `hides_nan`; a tile may have few keys even in a long text
     if eager and (not short or facts.k_length < VECTOR) and holds_nan(q):

@@ -44,7 +44,7 @@ def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan, scale: float) -> 
     _, query_span, key_span, _ = facts.spans
     if query_span is not None or key_span is not None:
         mask = _add_content(q, k, mask, lowered, scale)
-    out = attend_with_mask(q, k, v, mask, scale, facts.gradient, lowered.dropout)
+    out = attend_with_mask(q, k, v, mask, scale, facts.gradient)
     if is_empty is not None:
         out = out.masked_fill(is_empty, 0.0)
     if (facts.is_limited or hidden is not None) and holds_nan(out):
@@ -56,9 +56,7 @@ def _precision(q: Tensor) -> torch.dtype:
     return torch.float64 if q.dtype == torch.float64 else torch.float32
 
 
-def attend_with_mask(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, gradient: bool, dropout: float = 0.0
-) -> Tensor:
+def attend_with_mask(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, gradient: bool) -> Tensor:
     """PyTorch's attention, whose gradient reaches the mask too."""
     # the kernels read channels, and keys of a mask, side by side
     if q.stride(3) != 1 or k.stride(3) != 1 or v.stride(3) != 1:
@@ -66,8 +64,6 @@ def attend_with_mask(
     if mask is not None and mask.stride(3) != 1:
         mask = mask.contiguous()
     grouped = q.shape[1] != k.shape[1]
-    if dropout:
-        return scaled_dot_product_attention(q, k, v, mask, dropout, scale=scale, enable_gqa=grouped)
     if mask is not None and gradient and mask.requires_grad:
         return _apply_attend(q, k, v, mask, scale)
     if gradient and not grouped:

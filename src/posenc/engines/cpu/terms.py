@@ -14,7 +14,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...core.dropout import Dropout
 from ..lowering import LoweredPlan, add
 from ..rules_cpu import cpu_form
 from .band import BandGeometry
@@ -62,9 +61,7 @@ class Terms(NamedTuple):
 def structure_reason(lowered: LoweredPlan) -> str | None:
     """Why a table by distance over contiguous positions does not express this plan, or None."""
     facts = lowered.facts
-    if facts.dropout and (
-        torch.compiler.is_compiling() or isinstance(lowered.dropout, Dropout) or cpu_form(facts) != "dense"
-    ):
+    if facts.dropout:
         return "dropout needs the probabilities themselves"
     if facts.pair:
         return "pair is a function of positions"
