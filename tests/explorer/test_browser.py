@@ -17,7 +17,7 @@ expect = playwright.expect
 
 from tests.explorer.browser import changed, figure, go, idle, needs_browser  # noqa: E402
 
-pytestmark = needs_browser
+pytestmark = [needs_browser, pytest.mark.slow]  # CI runs them after `make test`
 
 
 def slide(page, element, value):

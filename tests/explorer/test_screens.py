@@ -15,7 +15,7 @@ from tests.explorer.browser import PATIENCE, go, idle, needs_browser
 from tests.explorer.conftest import watched
 from tests.lab.test_report_browser import axe  # noqa: F401  (a fixture)
 
-pytestmark = needs_browser
+pytestmark = [needs_browser, pytest.mark.slow]  # `make check` runs them
 ROOT = Path(__file__).parents[2]
 CHECKS = Path(__file__).with_name("screen_checks.js").read_text(encoding="utf-8")
 LAPTOP, PHONE = (1280, 800), (390, 844)
