@@ -1,4 +1,4 @@
-"""posenc.contextual by its GPU code against float64: stick-breaking and CoPE on their kernels, PaTH through `attend`.
+"""posenc.contextual by its GPU code against float64: stick-breaking, CoPE and PaTH on their kernels.
 
     python -m tests.gpu.contextual [--out FILE.json] [--only "cope,padding|path"]
     TRITON_INTERPRET=1 python -m tests.gpu.contextual --device cpu          interpreted, without a GPU
