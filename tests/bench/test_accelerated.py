@@ -16,11 +16,17 @@ def load(name):
 
 
 def test_the_table_has_every_measured_model():
-    result = load("hf-families")
-    table = accelerated.table(result)
-    assert result["models"].keys() <= accelerated.MODELS.keys()
-    assert table.count("→") == 2 * len(result["models"])
-    assert all(one["error"] <= accelerated.ALLOWED for one in result["models"].values())
+    for name in ("hf-families", "hf-families-amd"):
+        result = load(name)
+        table = accelerated.table(result)
+        assert result["models"].keys() <= accelerated.MODELS.keys()
+        assert table.count("→") == 2 * len(result["models"])
+        assert all(one["error"] <= accelerated.ALLOWED for one in result["models"].values())
+
+
+def test_every_model_was_measured_on_both_devices():
+    on_cpu = load("hf-families")["models"].keys() | load("hf-families-amd")["models"].keys()
+    assert on_cpu == load("hf-families-h200")["models"].keys() == accelerated.MODELS.keys()
 
 
 def test_whole_models_were_measured_on_both_devices():

@@ -4,6 +4,7 @@
     --what times,alone    without the other ways of a function of both positions, which take long
     python -m tests.gpu.encodings --device cpu --length 1024            the same table for the engines of a CPU, in float32
     TRITON_INTERPRET=1 python -m tests.gpu.encodings --device cpu --length 64      the GPU's kernels, interpreted: errors alone
+    python -m tests.gpu.encodings --table bench/results/encodings-cpu.json bench/results/encodings-h200.json    the rows of docs/encodings/speed.md
 
 A line for each: engine; largest error of the output and of the gradients of q, k, v and the encoding's parameters, relative to
 their size, in float32 (TF32 off) and bfloat16; forward and training time over attention without positions of the same call,
@@ -19,6 +20,7 @@ import statistics
 import sys
 import time
 import warnings
+from pathlib import Path
 
 import torch
 
@@ -250,9 +252,21 @@ def times(name, device, length, beside=True):
     return found
 
 
+def table_rows(on_cpu, on_card):
+    """The rows of docs/encodings/speed.md."""
+    for name, card in on_card.items():
+        cpu = on_cpu[name]
+        cells = [
+            cpu["engine"], f"{cpu['forward']:.1f}", f"{cpu['training']:.1f}", card["engine"], f"{card['float32']:.0e}",
+            f"{card['bfloat16']:.0e}", f"{card['forward']:.1f}", f"{card['training']:.1f}",
+        ]  # fmt: skip
+        yield f"| {name if name in FIRST else f'`{name}`'} | {' | '.join(cells)} |"
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--out")
+    parser.add_argument("--table", nargs=2, metavar=("CPU", "CARD"), help="print the table of two results instead")
     parser.add_argument("--only", default="")
     parser.add_argument("--length", type=int, default=2048)
     parser.add_argument("--device", default="cuda")
@@ -260,6 +274,10 @@ def main():
     parser.add_argument("--part", default="1/1", help="N/M: each M-th encoding, from the N-th on, for M processes")
     parser.add_argument("--what", default="errors,times")
     given = parser.parse_args()
+    if given.table:
+        results = [json.loads(Path(path).read_text(encoding="utf-8")) for path in given.table]
+        print("\n".join(table_rows(*results)))
+        return False
     began, interpreted = time.monotonic(), os.environ.get("TRITON_INTERPRET") == "1"
     if interpreted:
         from tests.engines import interpreter

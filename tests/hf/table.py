@@ -27,12 +27,15 @@ saved     what a training step of the tiny model keeps for the backward pass, Ki
 measured  the row of "Published widths" with its speed and memory
 """
 ROOT = Path(__file__).parents[2] / "bench" / "results"
-RESULTS, ON_GPU = ROOT / "hf-families.json", ROOT / "hf-families-h200.json"
+ON_CPUS = ROOT / "hf-families.json", ROOT / "hf-families-amd.json"
+"""The rows of the second are marked."""
+ON_GPU = ROOT / "hf-families-h200.json"
+MARK = " †"
 MEASURED = """## Published widths
 
 Few layers, random weights (`python -m posenc.bench.accelerated`): the original → accelerated, and how many times faster and smaller. Ratios
 between 0.97 and 1.03 are within the noise of either machine; where the original is faster, it is what runs (`posenc/hf/rules.py`).
-CPU: float32, {cpu}. GPU: {gpu};
+CPU: float32, {cpu}; rows with †: {marked}. GPU: {gpu};
 Wav2Vec2-Conformer by autocast, because it rotates in float32. timm's models by `posenc.timm`, 1.0.30 (docs/timm-survey.md).
 """
 MODELS = {
@@ -97,23 +100,23 @@ def row(name, case):
 
 def measured():
     """The models of published widths, from the committed runs."""
-    on_cpu = json.loads(RESULTS.read_text(encoding="utf-8"))
-    on_gpu = json.loads(ON_GPU.read_text(encoding="utf-8"))
+    on_cpu, marked, on_gpu = (json.loads(path.read_text(encoding="utf-8")) for path in (*ON_CPUS, ON_GPU))
     heads = ("model", "CPU, forward", "CPU, training step", "GPU, forward", "GPU, training step")
     texts = [
         f"{one['machine']}; transformers {one['versions']['transformers']}, torch {one['versions']['torch']}"
-        for one in (on_cpu, on_gpu)
+        for one in (on_cpu, marked, on_gpu)
     ]
-    texts[1] = texts[1].replace(";", ", bfloat16, eight times as many rows;", 1)
-    lines = [MEASURED.format(cpu=texts[0], gpu=texts[1])]
+    texts[2] = texts[2].replace(";", ", bfloat16, eight times as many rows;", 1)
+    lines = [MEASURED.format(cpu=texts[0], marked=texts[1], gpu=texts[2])]
     lines += [f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|"]
     for name in accelerated.MODELS:
+        is_marked = name not in on_cpu["models"] and name in marked["models"]
         cells = [
             accelerated.cells(result["models"][name]) if name in result["models"] else ["", ""]
-            for result in (on_cpu, on_gpu)
+            for result in (marked if is_marked else on_cpu, on_gpu)
         ]
         if any(any(pair) for pair in cells):
-            lines.append(f"| {name} | {' | '.join((*cells[0], *cells[1]))} |")
+            lines.append(f"| {name}{MARK if is_marked else ''} | {' | '.join((*cells[0], *cells[1]))} |")
     return "\n" + "\n".join(lines)
 
 
