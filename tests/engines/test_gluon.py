@@ -105,6 +105,62 @@ def test_documents(kernel, monkeypatch, terms, causal):
     check(kernel, monkeypatch, terms, causal, (400, 400), masks=masks)
 
 
+ROWS_OF_TEXTS = ((100, 28, 272), (400,), (256, 144), (64, 64, 1, 191, 80))
+
+
+def packed(rows=ROWS_OF_TEXTS):
+    return torch.stack([torch.repeat_interleave(torch.arange(len(row)), torch.tensor(row)) for row in rows])
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("terms", ["bias", "none"])
+def test_documents_by_cost(kernel, monkeypatch, terms, causal):
+    """Blocks in the order of their cost, whose consumers skip tiles of other texts: the documents above; rows of different texts, in several
+    sections; two consumers; a text without keys."""
+    monkeypatch.setattr(gluon, "ORDERED_FORWARD", True)
+    test_documents(kernel, monkeypatch, terms, causal)
+    monkeypatch.setattr(gluon_launch, "SECTION", 10)
+    ids = packed()
+    check(kernel, monkeypatch, terms, causal, (400, 400), batch=4, programs=5, masks={"documents": ids})
+    short = gluon_launch.PlainTile(128, 4, True, 0, 2)
+    check(kernel, monkeypatch, terms, causal, (400, 400), batch=4, programs=4, masks={"documents": ids}, tile=short)
+    masks = {"documents": (ids[:, :300], ids + (ids == 1)), "window": (150, 60)}
+    check(kernel, monkeypatch, terms, causal, (300, 400), batch=4, programs=3, masks=masks)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_blocks_of_documents_are_ordered(kernel, monkeypatch, causal):
+    """Every block once, in sections, by the tiles of its consumers up and down in turns; and each consumer's own tiles."""
+    monkeypatch.setattr(gluon_launch, "SECTION", 10)
+    ids = packed((*ROWS_OF_TEXTS, (7, 393)))
+    q, k, v, plan = draw("bias", (400, 400), causal, batch=5)
+    given = kernel_arguments(q, k, v, lower_plan(q, k, v, plan, make_mask(q, k, causal=causal, documents=ids)))
+    inputs, numbers, scale = gluon_emulator.with_bounds(given[0]), *given[1:]
+    lse = torch.empty(5, 2, 448)
+    tiles = gluon_launch.prepare_blocks(
+        emulate(kernel), inputs, numbers, scale, lse, 192, 128, (numbers.lo, numbers.hi), (numbers.lo, numbers.hi), 192, True
+    )[0].view(15, -1)  # fmt: skip
+    assert {(int(row[9]), int(row[10])) for row in tiles} == {(b, block) for b in range(5) for block in range(3)}
+    costs = []
+    for row in tiles:
+        b, m0 = int(row[9]), int(row[10]) * 192
+        cost, ends = 0, []
+        for c, (first, last, clear0, clear1) in enumerate(row[11:].view(3, 4).tolist()):
+            own = ids[b, m0 + 64 * c : m0 + 64 * c + 64]
+            visible = own[:, None] == ids[b]
+            if causal:
+                visible &= torch.arange(400) <= torch.arange(m0 + 64 * c, m0 + 64 * c + len(own))[:, None]
+            seen = [bool(visible[:, n : n + 128].any()) for n in range(0, 400, 128)]
+            assert [first <= n < last for n in range(4)] == seen
+            assert all(visible[:, 128 * n : 128 * n + 128].all() for n in range(clear0, clear1))
+            cost += sum(seen)
+            ends += [first, last] if any(seen) else []
+        assert row[[0, 5]].tolist() == [min(ends), max(ends)]
+        costs.append(cost + max(ends) - min(ends))
+    assert costs[10:] == sorted(costs[10:], reverse=True) and costs[:5] == sorted(costs[:5], reverse=True)
+    assert costs[5:10] == sorted(costs[5:10])
+
+
 def test_a_start_for_each_row(kernel, monkeypatch):
     q, k, v, plan = draw("bias", (300, 300), batch=2)
     starts = torch.tensor([0, -40])
@@ -151,8 +207,11 @@ def test_it_takes_what_it_can():
     )
 
 
-def test_it_leaves_what_it_is_slower_at():
+def test_it_leaves_what_it_is_slower_at(monkeypatch):
     ids = torch.zeros(1, 2048, dtype=torch.int32)
+    monkeypatch.setattr(gluon, "ORDERED_FORWARD", True)
+    assert gluon.refuse_slower(*given(documents=ids)[:2]) is None
+    monkeypatch.setattr(gluon, "ORDERED_FORWARD", False)
     assert "documents" in gluon.refuse_slower(*given(documents=ids)[:2])
     for options in ({}, {"causal": True, "documents": ids}, {"window": 300}):
         assert gluon.refuse_slower(*given(**options)[:2]) is None

@@ -8,7 +8,7 @@ pytest.importorskip("triton.experimental.gluon")
 from posenc import Lookup, Plan, Positions, index
 from posenc.core.mask import make_mask
 from posenc.engines import gluon
-from posenc.engines.gluon import backward_launch
+from posenc.engines.gluon import backward_launch, launch
 from posenc.engines.lowering import lower_plan
 from posenc.engines.triton.arguments import GRADIENTS, kernel_arguments
 from posenc.engines.triton.launch import run_backward
@@ -131,6 +131,61 @@ def test_documents(kernel, monkeypatch, terms, causal):
     check(kernel, monkeypatch, terms, causal, (400, 400), masks={"documents": (ids, 2 * (ids // 2))})
     masks = {"documents": torch.randint(3, (1, 400)), "key_mask": (torch.arange(400) < 333)[None], "window": (210, 50)}
     check(kernel, monkeypatch, terms, causal, (400, 400), heads=(4, 2), masks=masks)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("terms", ["bias", "none"])
+def test_documents_by_cost(kernel, monkeypatch, terms, causal):
+    """The same in the order that the device makes; rows of different texts, in several sections."""
+    monkeypatch.setattr(gluon, "ORDERED_BACKWARD", True)
+    test_documents(kernel, monkeypatch, terms, causal)
+    monkeypatch.setattr(launch, "SECTION", 6)
+    rows = ((100, 28, 272), (400,), (64, 64, 1, 191, 80))
+    ids = torch.stack([torch.repeat_interleave(torch.arange(len(row)), torch.tensor(row)) for row in rows])
+    check(kernel, monkeypatch, terms, causal, (400, 400), heads=(2, 2), batch=3, programs=5, masks={"documents": ids})
+
+
+@pytest.mark.parametrize("heads, rows, length, programs", [(16, 4, 4096, 132), (16, 1, 16384, 132), (1, 1, 300, 3), (3, 2, 700, 13), (200, 2, 300, 132)])  # fmt: skip
+def test_the_device_orders_blocks(kernel, heads, rows, length, programs):
+    """Every block once; the busiest program of many blocks has hardly more to do than the mean."""
+    torch.manual_seed(0)
+    count = -(-length // 128)
+    cuts = torch.randint(length, (rows, length // 400))
+    ids = (torch.arange(length)[None, None] >= cuts[..., None]).sum(1)
+    bounds = gluon_emulator.document_bounds(ids, ids)
+    blocks = rows * count
+    width = 1 - (-blocks * heads // programs)
+    order = torch.full((programs, width), -1, dtype=torch.int32)
+    section = launch.section_of(heads)
+    store = kernel.files["prepare"]["store_turns"]
+    for at in range(blocks):
+        given = (
+            at,
+            order,
+            width,
+            programs,
+            blocks,
+            section,
+            bounds,
+            2 * length,
+            heads,
+            count,
+            length,
+            length,
+            0,
+            None,
+            128,
+            64,
+        )
+        store(*(gluon_emulator._given(x) for x in given))
+    taken = [row[1 : 1 + row[0]].tolist() for row in order]
+    assert sorted(x for row in taken for x in row) == list(range(blocks * heads))
+    ends = bounds[..., 1].gather(1, (torch.arange(1, count + 1) * 128).clamp(max=length)[None].expand(rows, -1) - 1)
+    begins = torch.arange(count) * 128 // 64
+    costs = (-(-ends // 64) - begins).tolist()
+    work = [sum(costs[x // count // heads][x % count] + 3 for x in row) for row in taken]
+    if blocks * heads > 10 * programs:
+        assert max(work) < 1.06 * sum(work) / programs
 
 
 @pytest.mark.parametrize("heads, blocks", [(64, 32), (16, 128), (96, 16), (12, 32), (1, 3)])

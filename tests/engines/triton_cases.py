@@ -226,11 +226,16 @@ def group_documents():
     ):
         own, ids = torch.randint(6, (own_rows, own_length)) - 2, torch.randint(6, (rows, length)) - 2
         ids = ids.sort(-1)[0] if is_sorted else ids
-        found = padding.find_documents(launcher.launch, own, ids.int() if rows == 2 else ids)
+        other = ids.int() if rows == 2 else ids
         below, upto = ((ids[:, None] < own[..., None]).sum(-1), (ids[:, None] <= own[..., None]).sum(-1))
         ascends = (ids.diff() >= 0).all(-1, keepdim=True)
         expected = torch.stack((below.where(ascends, -1), upto.where(ascends, length)), -1).int()
-        assert torch.equal(found, expected), f"{own_rows}, {rows} rows of {own_length}, {length}, in order: {is_sorted}"
+        of_queries = padding.find_documents(launcher.launch, own, other)[0]
+        of_keys = padding.find_documents(launcher.launch, other, own)[1]
+        for found in (of_queries, of_keys):
+            assert torch.equal(found, expected), (
+                f"{own_rows}, {rows} rows of {own_length}, {length}, in order: {is_sorted}"
+            )
 
 
 def group_tiles():

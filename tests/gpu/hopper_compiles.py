@@ -1,6 +1,6 @@
 """Compiles every variant of the Gluon kernels for Hopper, without a GPU, and inspects the machine code.
 
-    python -m tests.gpu.hopper_compiles [--backward] [--out FILE.json]        with a tested Triton (posenc.engines.gluon.TESTED)
+    python -m tests.gpu.hopper_compiles [--backward] [--ordered] [--out FILE.json]        with a tested Triton (posenc.engines.gluon.TESTED)
 
 For each variant: registers, bytes spilled, shared memory, CPU seconds, instructions of a far and of a near tile and how many of
 them touch local memory. It fails where
@@ -64,18 +64,19 @@ MASKS = {
     "window, padding and documents": ("key_mask", "key_bounds", *DOCUMENTS),
 }  # fmt: skip
 """Causality is no variant: a limit on the right is a number."""
+LENGTH = 576  # of texts for which three consumers run
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
 
 def compile_variant(size, terms, masks, window, backward, dtype=torch.bfloat16):
-    q = torch.empty(1, 2, 512, size, dtype=dtype)
+    q = torch.empty(1, 2, LENGTH, size, dtype=dtype)
     width = row_width(size, terms)
-    ids = torch.empty(1, 512, dtype=torch.int32)
+    ids = torch.empty(1, LENGTH, dtype=torch.int32)
     tensors = {
         "bias": torch.empty(2, 9), "slopes": torch.empty(2), "key_bounds": torch.empty(1, 3, dtype=torch.int32), "doc_q": ids, "doc_k": ids,
-        "key_mask": torch.empty(1, 512, dtype=torch.uint8), "doc_q_keys": torch.empty(1, 512, 2, dtype=torch.int32),
-        "doc_k_queries": torch.empty(1, 512, 2, dtype=torch.int32),
-        "table": torch.empty(2, 9, width, dtype=dtype), "states": torch.empty(1, 2, 512, width, dtype=dtype),
+        "key_mask": torch.empty(1, LENGTH, dtype=torch.uint8), "doc_q_keys": torch.empty(1, LENGTH, 2, dtype=torch.int32),
+        "doc_k_queries": torch.empty(1, LENGTH, 2, dtype=torch.int32),
+        "table": torch.empty(2, 9, width, dtype=dtype), "states": torch.empty(1, 2, LENGTH, width, dtype=dtype),
         "key_table": torch.empty(2, 9, size, dtype=dtype), "value": torch.empty(2, 9, size, dtype=dtype),
     }  # fmt: skip
     lo, hi = (-4, 4) if set(terms) - {"short"} else (FAR, FAR)
@@ -90,8 +91,8 @@ def compile_variant(size, terms, masks, window, backward, dtype=torch.bfloat16):
         made.append((compiled, spent() - began))
 
     inputs = Inputs(q, q, q, **{x: tensors[x] for x in (*terms, *masks) if x in tensors})
-    lse = torch.empty(1, 2, 512)
-    band = make_band(q, 2, -4, 4, 0, 0, 512)._replace(ends=torch.empty(1, 2, 2, 512), rows=512)
+    lse = torch.empty(1, 2, LENGTH)
+    band = make_band(q, 2, -4, 4, 0, 0, LENGTH)._replace(ends=torch.empty(1, 2, 2, LENGTH), rows=LENGTH)
     if backward and "every" not in terms and set(terms) & {"table", "key_table", "value"}:
         rows, cols, mass = (band if x in terms else None for x in ("table", "key_table", "value"))
         content_launch.run_backward(
@@ -184,10 +185,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out")
     parser.add_argument("--backward", action="store_true")
+    parser.add_argument("--ordered", action="store_true", help="blocks of documents by their cost")
     parser.add_argument("--only", type=lambda text: text.split(","), default=[])
     args = parser.parse_args()
     if gluon.VERSION not in gluon.TESTED:
         sys.exit(f"the kernel is tested with Triton {', '.join(gluon.TESTED)}, found {gluon.VERSION}")
+    gluon.ORDERED_FORWARD = gluon.ORDERED_BACKWARD = args.ordered
     driver.set_active(Target(90))
     torch.cuda.get_device_properties = lambda device: SimpleNamespace(multi_processor_count=132)
     rows, failed = [], 0

@@ -2,6 +2,7 @@
 
     python -m tests.gpu.hopper_steps --out FILE.json --goals [--warm 12]           every row that has a goal
     python -m tests.gpu.hopper_steps --out FILE.json [--only t5,rope,masks] [--shapes 0,2] [--seconds 60] [--models]
+    python -m tests.gpu.hopper_steps --out FILE.json --packed [--seconds 60]       texts of equal and of unequal lengths in a row
 
 A step is the forward and the backward pass with every gradient, tables included, as one CUDA graph; ours and cuDNN's are replayed in turns, as
 the card's clock follows its temperature. `auto` chooses the engine, as for a user. Before any time, output and gradients are compared with float64
@@ -9,6 +10,7 @@ at 700 tokens (tests.gpu.kernel_plans), unless --checked.
 --warm N: N processes compile all of it first, in calls of few heads, so that nothing is compiled while times are taken.
 --models: training steps of T5-base and DeBERTa-v3-base of 4 x 4096 tokens, with and without their dropout; beside them the originals', and
 those of the same models with cuDNN's attention without positions.
+--packed: t5 over documents, with blocks in the order of their cost (gluon.ORDERED_FORWARD, ORDERED_BACKWARD) and without; microseconds by kernel.
 """
 
 from __future__ import annotations
@@ -131,6 +133,139 @@ def time_in_turns(*calls, count=5, repeats=10):
     return [round(statistics.median(found[1:]), 4) for found in times]
 
 
+# ---- packed texts --------------------------------------------------------------------------------------------------------
+VARIANTS = {
+    "before": (False, False),
+    "forward": (True, False),
+    "both": (True, True),
+}  # which passes take blocks by their cost
+UNEQUAL = (
+    (1999, 64, 700, 301, 1032), (130, 1700, 95, 1411, 260, 500), (2048, 777, 1271), (90, 85, 640, 1100, 310, 1500, 371),
+)  # fmt: skip
+
+
+def packed_ids(batch, length, is_equal):
+    """int64 [batch, length], and the lengths of all texts."""
+    rows, at = [], 0
+    for _ in range(batch):
+        row = []
+        while sum(row) < length:
+            row += (1024,) * 4 if is_equal else UNEQUAL[at % len(UNEQUAL)]
+            at += 1
+        assert sum(row) == length
+        rows.append(row)
+    ids = [torch.repeat_interleave(torch.arange(len(row)), torch.tensor(row)) for row in rows]
+    return torch.stack(ids).cuda(), [n for row in rows for n in row]
+
+
+def choose_variant(name):
+    """Calls that are known took the other path."""
+    from posenc.engines import gluon, known_calls
+    from posenc.engines.triton import prepared, replay
+
+    chosen = VARIANTS[name]
+    if chosen != (gluon.ORDERED_FORWARD, gluon.ORDERED_BACKWARD):
+        gluon.ORDERED_FORWARD, gluon.ORDERED_BACKWARD = chosen
+        known_calls._known.clear()
+        prepared._calls.clear()
+        replay._programs.clear()
+
+
+def packed_call(batch, heads, length, causal, is_equal):
+    ids, lengths = packed_ids(batch, length, is_equal)
+    q, k, v = (
+        torch.randn(batch, heads, length, 64, device="cuda", dtype=torch.bfloat16).requires_grad_() for _ in range(3)
+    )
+    plan = kernel_plans.t5(heads, length, 64, causal)
+    leaves = (q, k, v, *(tensor for _, tensor in plan.tensors()))
+    return q, k, v, plan, leaves, {"causal": causal, "documents": (ids, ids.clone())}, lengths
+
+
+def packed_error(causal, is_equal):
+    """The largest error of output and gradients of each variant against float64, relative in norm."""
+    torch.manual_seed(0)
+    q, k, v, plan, leaves, masks, _ = packed_call(2, 3, 4096, causal, is_equal)
+    q, k = ((x.detach() / 3).requires_grad_() for x in (q, k))
+    g = torch.randn_like(q)
+    results = []
+    for name in (None, *VARIANTS):
+        dtype = torch.float64 if name is None else torch.bfloat16
+        x = [y.detach().to(dtype).requires_grad_() for y in (q, k, v)]
+        if name is not None:
+            choose_variant(name)
+        for _ in range(1 if name is None else 3):  # the second call is recorded, the third replays
+            out = attend(*x, plan, engine="reference" if name is None else "triton", **masks)
+            found = [out, *torch.autograd.grad(out, [*x, *leaves[3:]], g.to(dtype))]
+        results.append(found)
+    return {
+        name: max(((b.double() - a.double()).norm() / a.double().norm()).item() for a, b in zip(results[0], found))
+        for name, found in zip(VARIANTS, results[1:])
+    }
+
+
+def measure_packed(batch, length, causal, is_equal):
+    q, k, v, plan, leaves, masks, lengths = packed_call(batch, 16, length, causal, is_equal)
+    g = torch.randn_like(q)
+    share = sum(n * (n + 1) for n in lengths) / (batch * length * (length + 1)) if causal else sum(n * n for n in lengths) / (batch * length**2)  # fmt: skip
+
+    def plain():
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+    def ours(name):
+        choose_variant(name)
+        return attend(q, k, v, plan, **masks)
+
+    def step(name):
+        out = plain() if name is None else ours(name)
+        return torch.autograd.grad(out, leaves[:3] if name is None else leaves, g)
+
+    with torch.no_grad():
+        forward = time_in_turns(plain, *(lambda name=name: ours(name) for name in ("before", "both")))
+    steps = time_in_turns(*(lambda name=name: step(name) for name in (None, *VARIANTS)))
+    about = f"B{batch} L{length} {'equal' if is_equal else 'unequal'}{' causal' if causal else ''}"
+    return {"packed": about, "share": round(share, 4), "forward": dict(zip(("cudnn", "before", "both"), forward)),
+            "step": dict(zip(("cudnn", *VARIANTS), steps)), "kernels": {name: by_kernel(lambda: step(name)) for name in ("before", "both")}}  # noqa: B023  # fmt: skip
+
+
+def by_kernel(call, repeats=3):
+    """Microseconds of a call's kernels, by the profiler."""
+    from torch.profiler import ProfilerActivity, profile
+
+    for _ in range(4):
+        call()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as record:
+        for _ in range(repeats):
+            call()
+        torch.cuda.synchronize()
+    events = sorted((x for x in record.key_averages() if x.device_time_total), key=lambda x: -x.device_time_total)
+    return {x.key[:60]: round(x.device_time_total / repeats, 1) for x in events[:9]}
+
+
+def show_packed(rows):
+    print(
+        f"{'ms, and over cuDNN times the visible share':44} forward: cuDNN   before          ordered         step: cuDNN    before          forward ordered both"
+    )
+    for row in rows:
+        if "packed" not in row:
+            print(row)
+            continue
+        cells = []
+        for times in (row["forward"], row["step"]):
+            cudnn = times["cudnn"]
+            cells.append(
+                f"{cudnn:.3f}  "
+                + "  ".join(
+                    f"{ms:.3f} ({ms / cudnn / row['share']:.2f})" for name, ms in times.items() if name != "cudnn"
+                )
+            )
+        print(f"{row['packed']:44} {'   |   '.join(cells)}")
+    for row in rows:
+        for name, kernels in row.get("kernels", {}).items():
+            print(f"{row['packed']} {name}: " + ", ".join(f"{kernel} {us}" for kernel, us in kernels.items()))
+
+
 def model_step(name, way, dropout):
     """Milliseconds of a training step of 4 x 4096 tokens. way: "posenc", "original", or "no positions", which is the accelerated model with
     cuDNN's attention without its terms."""
@@ -187,6 +322,7 @@ def main() -> None:
     )
     parser.add_argument("--goals", action="store_true", help="the rows of GOALS, and no others")
     parser.add_argument("--models", action="store_true")
+    parser.add_argument("--packed", action="store_true")
     parser.add_argument("--warm", type=int, default=0, help="processes that compile first")
     parser.add_argument(
         "--part", type=lambda text: [int(x) for x in text.split("/")], help="of a process that compiles"
@@ -214,6 +350,16 @@ def main() -> None:
                     torch.cuda.empty_cache()
                     torch.cuda.reset_peak_memory_stats()
                     keep(model_step, name, way, dropout)
+        return
+    if args.packed:
+        cases = list(product((True, False), (True, False)))
+        wrong = {case: packed_error(*case) for case in cases}
+        print("errors at 4096 tokens by (causal, equal)", wrong, flush=True)
+        assert all(error < 2e-2 for errors in wrong.values() for error in errors.values())
+        for (batch, length), case in product(((4, 4096), (1, 16384)), cases):
+            keep(measure_packed, batch, length, *case)
+            torch.cuda.empty_cache()
+        show_packed(rows)
         return
     wanted = list(cells(args.only, args.shapes, args.goals))
     if args.part:

@@ -13,6 +13,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from ...core.constants import constant
+from .. import gluon
 from ..triton.arguments import Inputs, Numbers
 from ..triton.launch import make_masks, position_args
 from ..triton.launcher import Launch
@@ -22,7 +23,7 @@ from .backward_prepare import finish, prepare
 from .backward_sums import ROWS
 from .backward_tiles import KEY_CONSUMERS, KEYS, OWN
 from .kernel import NUMBERS, PAD
-from .launch import LOG2E, NO_LIMIT, _describe, _rows
+from .launch import LOG2E, NO_LIMIT, _describe, _rows, section_of
 
 
 class Schedule(NamedTuple):
@@ -103,16 +104,23 @@ def run_backward(
         bias_row, width = x.bias.stride(0), num.hi - num.lo + 1 + 2 * PAD.value
         table = lse.new_empty(heads, width)
     left, right = (None if limit < 0 else limit for limit in (num.left, num.right))
-    programs = batch * heads * q_tiles + batch_rows * blocks + (0 if table is None else heads)
+    processors = torch.cuda.get_device_properties(q.device).multi_processor_count
+    made = None
+    if gluon.ORDERED_BACKWARD and x.doc_q is not None:
+        programs = min(batch * kv_heads * blocks, processors)
+        order_row = 1 - (-batch * kv_heads * blocks // programs)
+        order = made = tiles.new_empty(programs, order_row)
+    else:
+        numbers, order_row, programs = order_keys(x, num, keys, s.queries, processors)
+        order = constant(numbers, q.device, torch.int32)
+    prepared = batch * heads * q_tiles + batch_rows * blocks + (0 if table is None else heads)
     launch(
-        prepare, programs, _view(out), _view(do), d_lse, lse, stats, sums, tiles, batch_rows * blocks, blocks, position_args(x), make_masks(x),
+        prepare, prepared, _view(out), _view(do), d_lse, lse, stats, sums, tiles, batch_rows * blocks, blocks, position_args(x), make_masks(x),
         x.bias, bias_row, num.bias_lo, num.bias_hi, table, num.lo - PAD.value, width, heads, batch * heads, q_length, k_length,
-        num.offset, left, right, num.lo, num.hi, scale, scale * LOG2E, size, s.queries, keys, OWN.value, 512, num_warps=4,
+        num.offset, left, right, num.lo, num.hi, scale, scale * LOG2E, made, order_row, programs, section_of(kv_heads), kv_heads,
+        size, s.queries, keys, OWN.value, 512, num_warps=4,
     )  # fmt: skip
 
-    processors = torch.cuda.get_device_properties(q.device).multi_processor_count
-    numbers, order_row, programs = order_keys(x, num, keys, s.queries, processors)
-    order = constant(numbers, q.device, torch.int32)
     wants_bias = wants_bias and x.bias is not None
     band = ends = parts = stats
     span = num.bias_hi - num.bias_lo + 1

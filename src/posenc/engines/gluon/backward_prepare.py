@@ -8,21 +8,22 @@ import triton.language as tl
 
 from ..triton.masking import add_start, query_tiles
 from ..triton.tiles import load_tile, padded
-from .prepare import pad_bias
+from .prepare import pad_bias, store_turns
 
 
 @triton.jit(
     do_not_specialize=[
         "blocks", "count", "bias_row", "bias_lo", "bias_hi", "first", "width", "heads", "batch_heads", "q_length", "k_length", "offset",
-        "left", "right", "lo", "hi", "scale", "scale2",
+        "left", "right", "lo", "hi", "scale", "scale2", "order_row", "programs", "section", "kv_heads",
     ]
 )  # fmt: skip
 def prepare(
     out, do, d_lse, lse, stats, dq, tiles, blocks, count, positions, masks, bias, bias_row, bias_lo, bias_hi, table, first, width,
     heads, batch_heads, q_length, k_length, offset, left, right, lo, hi, scale, scale2,
-    D: tl.constexpr, BM: tl.constexpr, KEYS: tl.constexpr, OWN: tl.constexpr, BLOCK: tl.constexpr,
+    order, order_row, programs, section, kv_heads, D: tl.constexpr, BM: tl.constexpr, KEYS: tl.constexpr, OWN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The first programs take a tile of queries each, the next `blocks` a block of keys, the others a row of the bias."""
+    """The first programs take a tile of queries each, the next `blocks` a block of keys, the others a row of the bias. order: int32
+    [programs, 1 + ..], of blocks with documents, or None."""
     pid = tl.program_id(0)
     q_tiles = batch_heads * tl.cdiv(q_length, BM)
     if pid < q_tiles:
@@ -47,6 +48,11 @@ def prepare(
             KEYS,
             OWN,
         )
+        if order is not None:
+            store_turns(
+                pid - q_tiles, order, order_row, programs, blocks, section, masks.doc_k_queries, masks.doc_k_queries_row, kv_heads, count, k_length,
+                q_length, right, left, KEYS, BM,
+            )  # fmt: skip
     elif bias is not None:
         pad_bias(pid - q_tiles - blocks, bias, bias_row, bias_lo, bias_hi, table, first, width, scale, BLOCK)
 

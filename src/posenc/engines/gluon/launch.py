@@ -9,10 +9,11 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from .. import gluon
 from ..triton.arguments import Inputs, Numbers
 from ..triton.launch import make_masks, position_args
 from ..triton.launcher import Launch
-from .kernel import CONSUMERS, NUMBERS, PAD, ROWS, forward
+from .kernel import CONSUMERS, NUMBERS, OWN_NUMBERS, PAD, ROWS, forward
 from .prepare import prepare
 
 LOG2E = 1.4426950408889634
@@ -29,6 +30,7 @@ class PlainTile(NamedTuple):
 
 TILES = {64: PlainTile(128, 4), 128: PlainTile(64, 4)}
 NO_LIMIT = 1 << 30  # more than any distance of keys; sums with it stay within 32 bits
+SECTION = 512  # blocks (of all heads) that are ordered together: for 16 heads those of 6144 queries, or 4096 keys
 REGISTERS = 160, 32  # of a consumer's thread and of a producer's; 512 threads share 65,536
 
 
@@ -37,9 +39,11 @@ def run_forward(
 ) -> tuple[Tensor, Tensor, None]:
     """Fills out [B, H, Lq, D] and lse [B, H, Lq rounded up to 64] (base 2), and returns what triton.launch.run_forward does."""
     tile = tile or choose_tile(x.q.shape[3], x.q.shape[2])
+    ordered = gluon.ORDERED_FORWARD and x.doc_q is not None
     return launch_forward(
         launch, forward, x, num, scale, out, lse, tile.keys, (num.lo, num.hi), (num.lo, num.hi), PAD.value, section=tile.heads,
-        consumers=tile.consumers, tables=(lse if x.slopes is None else x.slopes,), NC=tile.consumers, STAGES=tile.stages, TURNS=tile.turns, TABLE=x.bias is not None, SLOPES=x.slopes is not None,
+        consumers=tile.consumers, tables=(lse if x.slopes is None else x.slopes,), ordered=ordered, NC=tile.consumers, STAGES=tile.stages,
+        TURNS=tile.turns, TABLE=x.bias is not None, SLOPES=x.slopes is not None, ORDERED=ordered,
     )  # fmt: skip
 
 
@@ -59,14 +63,14 @@ def choose_tile(size: int, queries: int) -> PlainTile:
 def launch_forward(
     launch: Launch, kernel, x: Inputs, num: Numbers, scale: float, out: Tensor, lse: Tensor, keys: int, near: tuple[int, int],
     span: tuple[int, int], side: int, descriptors=(), tables=(), table_heads=(), section: int = 0, consumers: int = CONSUMERS.value,
-    **constants
+    ordered: bool = False, **constants
 ) -> tuple[Tensor, Tensor, None]:  # fmt: skip
     """prepare_blocks, then a forward kernel. section: heads whose blocks are scheduled together, if causal; descriptors, tables,
-    table_heads, constants: what only this kernel takes."""
+    table_heads, constants: what only this kernel takes; ordered: as in prepare_blocks."""
     q, k, v = x.q, x.k, x.v
     batch, heads, q_length, _ = q.shape
     k_length, queries = k.shape[2], ROWS.value * consumers
-    tiles, bias, width, bits = prepare_blocks(launch, x, num, scale, lse, queries, keys, near, span, side)
+    tiles, bias, width, bits = prepare_blocks(launch, x, num, scale, lse, queries, keys, near, span, side, ordered)
     count = tiles.shape[1]
     masks, mask_rows = zip(*(_rows(y, lse) for y in (bits, x.doc_q, x.doc_k, x.doc_q_keys)), strict=True)
     processors = torch.cuda.get_device_properties(q.device).multi_processor_count
@@ -84,14 +88,15 @@ def launch_forward(
 
 def prepare_blocks(
     launch: Launch, x: Inputs, num: Numbers, scale: float, lse: Tensor, queries: int, keys: int, near: tuple[int, int],
-    span: tuple[int, int], side: int,
+    span: tuple[int, int], side: int, ordered: bool = False,
 ) -> tuple[Tensor, Tensor | None, int, Tensor | None]:  # fmt: skip
     """What blocks of so many queries and tiles of so many keys read beside the tensors: tiles, the padded bias and the width of its
-    rows, padding as bits. near: beyond these distances tiles are far; span: the tables' distances, with `side` more before and after."""
+    rows, padding as bits. near: beyond these distances tiles are far; span: the tables' distances, with `side` more before and after;
+    ordered: tiles in the order in which blocks are taken, with what each consumer needs (prepare.order_block)."""
     batch, heads, q_length, _ = x.q.shape
     k_length, count = x.k.shape[2], -(-q_length // queries)
     batch_rows = 1 if x.key_mask is None and x.doc_q is None and x.starts is None else batch
-    tiles = lse.new_empty(batch_rows, count, NUMBERS.value, dtype=torch.int32)
+    tiles = lse.new_empty(batch_rows, count, OWN_NUMBERS.value if ordered else NUMBERS.value, dtype=torch.int32)
     bias_row, width, bias, bits = 0, 0, None, None
     if x.bias is not None:
         bias_row, width = x.bias.stride(0), span[1] - span[0] + 1 + 2 * side
@@ -102,9 +107,15 @@ def prepare_blocks(
     programs = batch_rows * count, 0 if bias is None else heads, 0 if bits is None else bits.shape[0] * bits.shape[1]
     launch(
         prepare, sum(programs), tiles, programs[0], count, position_args(x), make_masks(x), q_length, k_length, num.offset, left, right,
-        *near, x.bias, bias_row, num.bias_lo, num.bias_hi, bias, programs[1], span[0] - side, width, scale, bits, queries, keys, 512,
+        *near, x.bias, bias_row, num.bias_lo, num.bias_hi, bias, programs[1], span[0] - side, width, scale, bits, section_of(heads), queries, keys, 512,
+        ORDERED=ordered,
     )  # fmt: skip
     return tiles, bias, width, bits
+
+
+def section_of(heads: int) -> int:
+    """How many blocks of one head are ordered together with those of the other heads."""
+    return max(SECTION // heads, 1)
 
 
 def _rows(x: Tensor | None, unused: Tensor) -> tuple[Tensor, int]:

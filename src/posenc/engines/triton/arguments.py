@@ -267,8 +267,5 @@ def prepare_masks(
     if extra is not None and extra.dtype == torch.bool:
         made["extra"] = extra.view(torch.uint8)
     if doc_q is not None and doc_k is not None:
-        made["doc_q_keys"], made["doc_k_queries"] = (
-            find_documents(launch, doc_q, doc_k),
-            find_documents(launch, doc_k, doc_q),
-        )
+        made["doc_q_keys"], made["doc_k_queries"] = find_documents(launch, doc_q, doc_k)
     return made
