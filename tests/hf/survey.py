@@ -1,6 +1,6 @@
 """Every folder of transformers.models: which add a positional term inside attention, and what posenc.hf does about it.
 
-    python -m posenc.hf.survey > docs/hf-survey.md
+    python -m tests.hf.survey > docs/hf-survey.md
 
 `TERMS` was written by reading the models; `find_terms` searches the installed sources for what such terms are made of, so that a
 test notices a folder that nobody has read.
@@ -11,7 +11,7 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-from .family import FOLDERS
+from posenc.hf.family import FOLDERS
 
 SINKS = "attention sinks, through the interface"
 REFUSED = "refused: "
@@ -96,7 +96,7 @@ def page() -> str:
 # Positional terms inside attention, model by model
 
 All {len(texts)} folders of transformers {transformers.__version__} that have modeling code, by
-`python -m posenc.hf.survey`. *Refused* gives the reason.
+`python -m tests.hf.survey`. *Refused* gives the reason.
 
 ## A term inside attention ({len(terms)})
 

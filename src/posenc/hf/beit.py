@@ -139,8 +139,8 @@ VISION = "data2vec.modeling_data2vec_vision.Data2VecVision"
 FAMILY = Family(
     tiny,
     parts=(
-        *variants(GridTable, "beit.modeling_beit.BeitRelativePositionBias", f"{VISION}RelativePositionBias"),
-        *variants(Beit, "beit.modeling_beit.BeitAttention"),
+        *variants(GridTable, "beit.BeitRelativePositionBias", f"{VISION}RelativePositionBias"),
+        *variants(Beit, "beit.BeitAttention"),
         *variants(Data2VecVision, f"{VISION}SelfAttention", f"{VISION}SdpaSelfAttention"),
     ),
 )

@@ -172,10 +172,7 @@ def tiny(folder: str) -> tuple[Any, dict[str, Any]]:
 
 
 LAYERS = variants(
-    Conformer,
-    "wav2vec2_conformer.modeling_wav2vec2_conformer.Wav2Vec2ConformerSelfAttention",
-    "wav2vec2_bert.modeling_wav2vec2_bert.Wav2Vec2BertSelfAttention",
-    "seamless_m4t.modeling_seamless_m4t.SeamlessM4TConformerSelfAttention",
-    "seamless_m4t_v2.modeling_seamless_m4t_v2.SeamlessM4Tv2ConformerSelfAttention",
-)
+    Conformer, "wav2vec2_conformer.Wav2Vec2ConformerSelfAttention", "wav2vec2_bert.Wav2Vec2BertSelfAttention",
+    "seamless_m4t.SeamlessM4TConformerSelfAttention", "seamless_m4t_v2.SeamlessM4Tv2ConformerSelfAttention",
+)  # fmt: skip
 FAMILY = Family(tiny, parts=(*LAYERS, SeamlessV2Encoder))

@@ -156,18 +156,14 @@ def _llama(module: Any, shared: Any) -> Attention:
     rope: RoPE = rotary.from_config(module.config)
     if abs(module.scaling - module.head_dim**-0.5) > 1e-6:
         raise UnsupportedModel(f"{type(module).__name__} scales scores by {module.scaling}, not by 1/sqrt(head_dim)")
+    holder = module.config if "Mistral" in type(module).__name__ else module  # Mistral's layers read it at each call
+    width = getattr(holder, "sliding_window", None)
     return Attention(
         module.q_proj.in_features, module.q_proj.out_features // module.head_dim, head_dim=module.head_dim,
         kv_heads=module.k_proj.out_features // module.head_dim, encoding=rope, causal=True,
-        window=_window(module), dropout=module.attention_dropout, bias=module.q_proj.bias is not None,
+        window=None if width is None else (width - 1, None), dropout=module.attention_dropout, bias=module.q_proj.bias is not None,
         out_bias=module.o_proj.bias is not None,
     )  # fmt: skip
-
-
-def _window(module: Any) -> tuple[int, None] | None:
-    holder = module.config if "Mistral" in type(module).__name__ else module  # Mistral's layers read it at each call
-    width = getattr(holder, "sliding_window", None)
-    return None if width is None else (width - 1, None)
 
 
 def _llama_pairs(attention: Any, module: Any, shared: Any) -> Pairs:

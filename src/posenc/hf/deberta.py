@@ -201,9 +201,7 @@ def tiny(folder: str) -> tuple[Any, dict[str, Any]]:
     return tiny_model(name, vocab_size=32, **SIZES, **terms, position_biased_input=False), tiny_text()
 
 
-ENCODERS = variants(
-    _Encoder, "deberta.modeling_deberta.DebertaEncoder", "deberta_v2.modeling_deberta_v2.DebertaV2Encoder"
-)
+ENCODERS = variants(_Encoder, "deberta.DebertaEncoder", "deberta_v2.DebertaV2Encoder")
 FAMILY = Family(
     tiny,
     parts=(DebertaSelfAttention, DebertaV2SelfAttention, *ENCODERS),

@@ -127,14 +127,14 @@ ENCODERS = {
     "unlimited_ocr": "UnlimitedOcrSam", "deepseek_ocr2": "DeepseekOcr2Sam",
 }  # fmt: skip
 """Folder -> the prefix of its copy of SAM's vision encoder."""
-COPIES = [f"{folder}.modeling_{folder}.{prefix}" for folder, prefix in ENCODERS.items()]
+COPIES = [f"{folder}.{prefix}" for folder, prefix in ENCODERS.items()]
 
 FAMILY = Family(
     tiny,
     parts=(
         *variants(Decomposed, *(f"{copy}VisionAttention" for copy in COPIES)),
         *variants(WithoutDropout, *(f"{copy}VisionSdpaAttention" for copy in COPIES)),
-        *variants(SegGpt, "seggpt.modeling_seggpt.SegGptAttention"),
-        *variants(VitDet, "vitdet.modeling_vitdet.VitDetAttention"),
+        *variants(SegGpt, "seggpt.SegGptAttention"),
+        *variants(VitDet, "vitdet.VitDetAttention"),
     ),
 )

@@ -121,13 +121,14 @@ class Family:
 
 
 def variants(base: type, *names: str) -> tuple[Any, ...]:
-    """A part for each attention layer "folder.module.Class" of transformers.models that is a copy of one design. One that this
+    """A part for each "folder.Class" of transformers.models (or "folder.file.Class") that is a copy of one design. One that this
     release does not have is left out: its models are refused, and not those of the other folders."""
     found = []
     for name in names:
-        path, _, cls = name.rpartition(".")
+        folder, *file, cls = name.split(".")
+        path = f"transformers.models.{folder}.{file[0] if file else f'modeling_{folder}'}"
         try:
-            original = getattr(importlib.import_module(f"transformers.models.{path}"), cls)
+            original = getattr(importlib.import_module(path), cls)
         except (ImportError, AttributeError):
             continue
         bases = (base, original) if issubclass(base, nn.Module) else (base,)

@@ -65,7 +65,7 @@ def before_model(model: Any, args: tuple, kwargs: dict[str, Any]):
     return (), kwargs
 
 
-PARTS = variants(PlainAttention, "gptj.modeling_gptj.GPTJAttention", "codegen.modeling_codegen.CodeGenAttention")
+PARTS = variants(PlainAttention, "gptj.GPTJAttention", "codegen.CodeGenAttention")
 
 
 def tiny(folder: str, **options: Any) -> tuple[Any, dict[str, Any]]:

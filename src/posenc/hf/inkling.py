@@ -102,10 +102,9 @@ class FullLayer(Layer):
     }  # fmt: skip
 
 
-INKLING2 = "inkling2.modeling_inkling2.Inkling2"
 PARTS = (
-    *variants(Layer, "inkling.modeling_inkling.InklingAttention", f"{INKLING2}SlidingAttention"),
-    *variants(FullLayer, f"{INKLING2}FullAttention"),
+    *variants(Layer, "inkling.InklingAttention", "inkling2.Inkling2SlidingAttention"),
+    *variants(FullLayer, "inkling2.Inkling2FullAttention"),
 )
 SIZES = dict(
     vocab_size=32, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=8,

@@ -166,8 +166,8 @@ def tiny(folder: str) -> tuple[Any, dict[str, Any]]:
     return tiny_model("LayoutLMv3", **config, input_size=8, patch_size=4), inputs
 
 
-V2, V3 = "layoutlmv2.modeling_layoutlmv2.LayoutLMv2", "layoutlmv3.modeling_layoutlmv3.LayoutLMv3"
-ORDER = "pp_doclayout_v2.modeling_pp_doclayout_v2.PPDocLayoutV2ReadingOrder"
+V2, V3 = "layoutlmv2.LayoutLMv2", "layoutlmv3.LayoutLMv3"
+ORDER = "pp_doclayout_v2.PPDocLayoutV2ReadingOrder"
 FAMILY = Family(
     tiny,
     parts=(

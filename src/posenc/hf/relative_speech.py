@@ -127,8 +127,7 @@ class Streaming(Parakeet):
     replaces = {"forward": forward_streaming}
 
 
-NEMOTRON = "nemotron_asr_streaming.modeling_nemotron_asr_streaming.NemotronAsrStreamingEncoderAttention"
-STREAMING = variants(Streaming, NEMOTRON)
+STREAMING = variants(Streaming, "nemotron_asr_streaming.NemotronAsrStreamingEncoderAttention")
 
 
 class Phonemes(nn.Module):

@@ -167,18 +167,15 @@ def tiny(folder: str) -> tuple[Any, dict[str, Any]]:
     return model, {"pixel_values": torch.randn(2, 3, 16, 16)}
 
 
+COPIES = (
+    "donut.modeling_donut_swin.DonutSwinSelfAttention", "maskformer.modeling_maskformer_swin.MaskFormerSwinSelfAttention",
+    "clap.ClapAudioSelfAttention",
+)  # fmt: skip
 FAMILY = Family(
     tiny,
     parts=(
-        *variants(Swin, "swin.modeling_swin.SwinAttention"),
-        *variants(
-            Window,
-            "donut.modeling_donut_swin.DonutSwinSelfAttention",
-            "maskformer.modeling_maskformer_swin.MaskFormerSwinSelfAttention",
-            "clap.modeling_clap.ClapAudioSelfAttention",
-        ),
-        *variants(
-            CosineWindow, "swinv2.modeling_swinv2.Swinv2SelfAttention", "swin2sr.modeling_swin2sr.Swin2SRSelfAttention"
-        ),
+        *variants(Swin, "swin.SwinAttention"),
+        *variants(Window, *COPIES),
+        *variants(CosineWindow, "swinv2.Swinv2SelfAttention", "swin2sr.Swin2SRSelfAttention"),
     ),
 )

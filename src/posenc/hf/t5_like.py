@@ -92,8 +92,8 @@ def tiny(folder: str) -> tuple[Any, dict[str, Any]]:
 FAMILY = Family(
     tiny,
     parts=(
-        *variants(T5Attention, "pop2piano.modeling_pop2piano.Pop2PianoAttention", "udop.modeling_udop.UdopAttention"),
-        *variants(Switch, "switch_transformers.modeling_switch_transformers.SwitchTransformersAttention"),
-        *variants(Pix2Struct, "pix2struct.modeling_pix2struct.Pix2StructTextAttention"),
+        *variants(T5Attention, "pop2piano.Pop2PianoAttention", "udop.UdopAttention"),
+        *variants(Switch, "switch_transformers.SwitchTransformersAttention"),
+        *variants(Pix2Struct, "pix2struct.Pix2StructTextAttention"),
     ),
 )

@@ -97,4 +97,4 @@ def tiny(folder: str) -> tuple[Any, dict[str, Any]]:
     return model, {"input_values": torch.randn(2, 80), "attention_mask": mask}
 
 
-FAMILY = Family(tiny, parts=variants(Gated, "wavlm.modeling_wavlm.WavLMAttention"))
+FAMILY = Family(tiny, parts=variants(Gated, "wavlm.WavLMAttention"))
