@@ -25,6 +25,7 @@ from .functional import join_sinks, shift_and_rotate
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+Term = MaskMod
 Rows = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(batch row, query, key) -> table row."""
 
@@ -69,7 +70,7 @@ def to_flex(q: Tensor, k: Tensor, v: Tensor, plan: Plan, **masks: Unpack[MaskOpt
     plan = plan.fold_query_shifts(q)
     precision = torch.promote_types(q.dtype, torch.float32)
     captured: dict[str, Tensor] = {}
-    added: list[Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = []
+    added: list[Term] = []
     for number, lookup in enumerate(plan.lookups):
         added += _lookup(f"lookups[{number}]", lookup, plan, q, k, scale, captured)
     by_query = None
@@ -101,15 +102,15 @@ def to_flex(q: Tensor, k: Tensor, v: Tensor, plan: Plan, **masks: Unpack[MaskOpt
     return Flex(q, k, v, score_mod, _mask_mod(mask, q, k, captured), scale, captured, plan.sinks)
 
 
-def _read(dense: Tensor) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+def _read(dense: Tensor) -> Term:
     return lambda b, h, i, j: dense[b, h, i, j]
 
 
 def _lookup(
     name: str, lookup: Lookup, plan: Plan, q: Tensor, k: Tensor, scale: float | Tensor, captured: dict[str, Tensor]
-) -> list[Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]]:
+) -> list[Term]:
     rows = _rows(name, lookup.index, plan, q.device, captured)
-    terms: list[Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = []
+    terms: list[Term] = []
     precision = torch.promote_types(q.dtype, torch.float32)
     if lookup.bias is not None:
         bias = captured[f"{name}.bias"] = lookup.bias.to(precision).expand(q.shape[1], -1).contiguous()

@@ -270,9 +270,8 @@ def _check_plan(plan: Plan | None, q: Tensor, k: Tensor) -> Plan:
     if plan is None:
         return Plan(Positions(q.shape[2], k.shape[2]))
     if not isinstance(plan, Plan):
-        kind = type(plan).__name__
+        kind, lengths = type(plan).__name__, f"q={q.shape[2]}, k={k.shape[2]}"
         if hasattr(plan, "plan"):
-            lengths = f"q={q.shape[2]}, k={k.shape[2]}"
             raise TypeError(
                 f"plan must be a Plan, got the encoding {kind}; give plan=encoding.plan(Positions({lengths}))"
             )
@@ -311,11 +310,8 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
 def _warn_alignment(plan: Plan) -> None:
     """The most common porting mistake: a causal query that continues a cache, planned as if it started at position 0."""
     positions = plan.positions
-    if (
-        positions.offset is None
-        or torch.compiler.is_compiling()
-        or positions.offset == positions.q_length - positions.k_length
-    ):
+    aligned = positions.q_length - positions.k_length
+    if positions.offset is None or torch.compiler.is_compiling() or positions.offset == aligned:
         return
     assert positions.runs is not None  # they have an offset
     q, k = positions.runs

@@ -9,7 +9,8 @@ import transformers
 from transformers.models.sam.modeling_sam import SamVisionEncoder
 
 from posenc import hf
-from posenc.hf import construction, survey
+from posenc.hf import construction
+from tests.hf import survey
 from tests.hf.compare import outputs_agree
 
 TEXT = dict(vocab_size=61, hidden_size=32, num_hidden_layers=2, num_attention_heads=4)

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 import transformers
 
-from posenc.hf import survey
 from posenc.hf.family import FOLDERS
+from tests.hf import survey
 
 
 def test_every_term_is_listed():
     unknown = survey.find_terms() - set(FOLDERS) - set(survey.TERMS)
-    assert not unknown, f"read these models and list them in posenc.hf.survey: {sorted(unknown)}"
+    assert not unknown, f"read these models and list them in tests.hf.survey: {sorted(unknown)}"
 
 
 def test_nothing_is_listed_twice():
@@ -22,4 +22,4 @@ def test_the_page_is_the_surveys():
     page = (Path(__file__).parents[2] / "docs" / "hf-survey.md").read_text(encoding="utf-8")
     if f"transformers {transformers.__version__} " not in page:
         pytest.skip("the page is of another release")
-    assert page == survey.page(), "python -m posenc.hf.survey > docs/hf-survey.md"
+    assert page == survey.page(), "python -m tests.hf.survey > docs/hf-survey.md"

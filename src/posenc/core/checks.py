@@ -9,8 +9,9 @@ A check takes a value's name and the value, and returns it or raises OptionError
 
 from __future__ import annotations
 
+import difflib
 import reprlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from .errors import OptionError
@@ -31,6 +32,12 @@ def show_value(value: Any) -> str:
         return _short.repr(value)
     except (ValueError, RecursionError):  # a whole number inside with more digits than Python writes
         return f"a {type(value).__name__}"
+
+
+def nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
+    """A hint for an unknown name, or nothing. prefix: what stands before the known names in a file."""
+    near = difflib.get_close_matches(name[:60].lower(), list(known), n=1)
+    return f" (did you mean {prefix + near[0]!r}?)" if near else ""
 
 
 def refuse(name: str, value: Any, allowed: str) -> OptionError:

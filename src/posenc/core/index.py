@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
 
 import torch
 from torch import Tensor
@@ -49,10 +50,7 @@ class Index:
             raise ValueError(f"an index spans lo <= hi, got lo={self.lo}, hi={self.hi}")
         if self.axis < 0:
             raise ValueError(f"axis={self.axis} of an index must be 0 or more")
-        span = self.hi - self.lo + 1
-        last = span - 1
-        if self.rows is not None:
-            last = self._check_rows(span)
+        last = self.span - 1 if self.rows is None else self._check_rows(self.span)
         if self.n == 0:
             object.__setattr__(self, "n", last + 1)
         elif last >= self.n:
@@ -134,19 +132,15 @@ class Grid:
 
     @property
     def n(self) -> int:
-        product = 1
-        for part in self.parts:
-            product *= part.n
-        return product
+        return prod(part.n for part in self.parts)
 
     def rows_of(self, distance: Callable[[int], Tensor]) -> Tensor:
         """Rows where distance(axis) gives the distances on each axis; the last index varies fastest."""
-        result = None
-        for part in self.parts:
-            row = part.rows_of(distance)
-            result = row if result is None else result * part.n + row
-        assert result is not None
-        return result
+        first, *others = self.parts
+        row = first.rows_of(distance)
+        for part in others:
+            row = row * part.n + part.rows_of(distance)
+        return row
 
     def of(self, positions: Positions, device, rows: slice = slice(None), columns: slice = slice(None)) -> Tensor:
         """Table row of every pair (or of a block of pairs): [Lq, Lk] or [B, Lq, Lk]."""
@@ -228,9 +222,7 @@ def _occurring(positions: Positions, lo: int, hi: int) -> Tensor | None:
     """The distances between queries and keys, clamped, sorted [n]; None where they cannot be read."""
     starts = [getattr(side, "start", side) for side in (positions.q, positions.k)]
     device = next((x.device for x in starts if isinstance(x, Tensor)), None)
-    if device is None or device.type == "meta":
-        return None
-    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+    if device is None or device.type == "meta" or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
         return None
     found = torch.empty(0, dtype=torch.int64, device=device)
     rows = max(PAIRS // max(positions.distance(device, rows=slice(1)).numel(), 1), 1)
@@ -283,8 +275,8 @@ def clip(left: int, right: int, *, axis: int = 0) -> Index:
         >>> posenc.index.clip(2, 1).lookup(torch.arange(-3, 4))  # distances [n] -> rows [n]
         tensor([0, 0, 1, 2, 3, 3, 3])
     """
-    for name, distance in (("left", left), ("right", right)):
-        require_int(f"the clip distance {name}", distance)
+    require_int("the clip distance left", left)
+    require_int("the clip distance right", right)
     return Index(-left, right, axis=axis)
 
 

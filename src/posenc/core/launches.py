@@ -9,6 +9,8 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import lru_cache
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -60,6 +62,11 @@ LAUNCHER_OF_3_6 = ("self", "gridX", "gridY", "gridZ", "stream", "function", "arg
 profilers see the launch."""
 
 
+@lru_cache(maxsize=1)
+def has_triton() -> bool:
+    return find_spec("triton") is not None
+
+
 def on_device(device: torch.device):
     """A context in which kernels are launched on this device."""
     if device.type != "cuda" or device.index == torch.cuda.current_device():
@@ -93,13 +100,13 @@ def describe_variant(strides: Sequence[int], tensors: Sequence[Tensor | None]) -
 def compile_kernel(kernel, args: tuple, options: dict, not_specialised: frozenset[str] = frozenset()):
     """The compiled kernel for arguments like these, from Triton's caches if it is there; None where launches are recorded."""
     typical = [typical_argument(*pair, not_specialised) for pair in zip(kernel.params, args, strict=False)]
-    record = _record_of_all or getattr(_record_of_thread, "record", None)
+    record = _find_record()
     if record is not None:
         return record(kernel, typical, options)
     return kernel.warmup(*typical, grid=(1,), **options)
 
 
-_record_of_all: Callable[..., None] | None = None
+_records_of_all: dict[str, Callable[..., None]] = {}
 _record_of_thread = threading.local()
 
 
@@ -107,22 +114,20 @@ _record_of_thread = threading.local()
 def recording(record: Callable[..., None], everywhere: bool = False) -> Iterator[None]:
     """In it nothing is compiled or launched: record(kernel, typical arguments, options) for each launch of this thread; everywhere: of
     autograd's threads too, and of any other."""
-    global _record_of_all
-    if everywhere:
-        _record_of_all = record
-    else:
-        _record_of_thread.record = record
+    places = _records_of_all if everywhere else _record_of_thread.__dict__
+    places["record"] = record
     try:
         yield
     finally:
-        if everywhere:
-            _record_of_all = None
-        else:
-            _record_of_thread.record = None
+        del places["record"]
 
 
 def is_recording() -> bool:
-    return (_record_of_all or getattr(_record_of_thread, "record", None)) is not None
+    return _find_record() is not None
+
+
+def _find_record() -> Callable[..., None] | None:
+    return _records_of_all.get("record") or getattr(_record_of_thread, "record", None)
 
 
 def typical_argument(parameter, x, not_specialised: frozenset[str] = frozenset()):

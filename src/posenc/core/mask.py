@@ -12,8 +12,9 @@ A key is visible if every given mask allows it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import operator
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, TypedDict
 
 import torch
@@ -115,12 +116,7 @@ OPEN, CAUSAL = Mask(), Mask(True)
 
 def _every(parts: list[Tensor]) -> Tensor | None:
     """Where all of them are True; None without any."""
-    if not parts:
-        return None
-    result = parts[0]
-    for part in parts[1:]:
-        result = result & part
-    return result
+    return reduce(operator.and_, parts) if parts else None
 
 
 def _block(mask: Tensor, rows: slice, columns: slice) -> Tensor:
@@ -131,19 +127,13 @@ def _block(mask: Tensor, rows: slice, columns: slice) -> Tensor:
 
 
 def make_mask(
-    q: Tensor,
-    k: Tensor,
-    *,
-    causal: bool = False,
-    window: int | Window | None = None,
-    key_mask: Tensor | None = None,
-    documents: Tensor | tuple[Tensor, Tensor] | None = None,
-    mask: Tensor | None = None,
-    **unknown: Any,
-) -> Mask:
+    q: Tensor, k: Tensor, *, causal: bool = False, window: int | Window | None = None, key_mask: Tensor | None = None,
+    documents: Tensor | tuple[Tensor, Tensor] | None = None, mask: Tensor | None = None, **unknown: Any,
+) -> Mask:  # fmt: skip
     """Validate `MaskOptions` against q [B, H, Lq, D] and k [B, Hkv, Lk, D]."""
     if unknown:
-        raise TypeError(_unknown_arguments(unknown))
+        known = f"the masks are {', '.join(MaskOptions.__annotations__)}"
+        raise TypeError("; ".join(f"unknown argument {name}: {OTHER_NAMES.get(name, known)}" for name in unknown))
     if window is None and key_mask is None and documents is None and mask is None:
         return CAUSAL if causal else OPEN
     batch, heads, q_length, _ = q.shape
@@ -170,9 +160,7 @@ def make_mask(
                     "for different queries and keys give (query ids, key ids)"
                 )
             _same_device("documents", ids, q)
-        pair: tuple[Tensor, Tensor] | None = (ours, theirs)
-    else:
-        pair = None
+        documents = ours, theirs
     if mask is not None:
         target = [batch, heads, q_length, k_length]
         if not isinstance(mask, Tensor):
@@ -184,7 +172,7 @@ def make_mask(
             raise ValueError(f"mask must broadcast to [B, H, Lq, Lk] = {target}, got {list(mask.shape)}")
         _same_device("mask", mask, q)
         mask = mask.reshape(shape)
-    return Mask(causal, sides, key_mask, pair, mask)
+    return Mask(causal, sides, key_mask, documents, mask)
 
 
 OTHER_NAMES = {
@@ -194,11 +182,6 @@ OTHER_NAMES = {
     "enable_gqa": "leave it out, k and v may have fewer heads", "return_attn_probs": "use scores(q, k, plan).softmax(-1)",
 }  # fmt: skip
 """Arguments of PyTorch's and other attention functions -> what to do here."""
-
-
-def _unknown_arguments(names: Iterable[str]) -> str:
-    known = ", ".join(MaskOptions.__annotations__)
-    return "; ".join(f"unknown argument {name}: {OTHER_NAMES.get(name, f'the masks are {known}')}" for name in names)
 
 
 def make_window(window: int | Window) -> Window:

@@ -45,6 +45,15 @@ class Memo:
                 _, (_, dropped) = self._entries.popitem(last=False)
                 self._held -= dropped
 
+    def find_or_make(self, key: Hashable, make: Callable[[], Any], numbers: Callable[[Any], int]) -> Any:
+        """The kept result, or make(), which is kept for every mode. numbers(result): its elements."""
+        found = self.get(key)
+        if found is None:
+            with torch.inference_mode(False), torch.no_grad():
+                found = make()
+            self.put(key, found, numbers(found))
+        return found
+
     def clear(self) -> None:
         with self._lock:
             self._entries.clear()

@@ -27,10 +27,9 @@ def require_int(name: str, value: int, *, least: int = 0, most: int = LONGEST) -
         raise OptionError(
             f"{name}={show_value(value)} must be an integer, at least {least}, got {type(value).__name__}"
         )
-    if value < least:
-        raise OptionError(f"{name}={show_value(value)} must be at least {least}")
-    if value > most:
-        raise OptionError(f"{name}={show_value(value)} must be at most {most}")
+    if not least <= value <= most:
+        bound = f"at least {least}" if value < least else f"at most {most}"
+        raise OptionError(f"{name}={show_value(value)} must be {bound}")
     return value
 
 
@@ -51,11 +50,8 @@ def require_number(
         + [f"more than {above:g}"] * (above > -math.inf)
         + [f"less than {below:g}"] * (below < math.inf)
     )
-    if is_number:
-        raise OptionError(f"{name}={show_value(value)} must be a finite number {allowed}".rstrip())
-    raise OptionError(
-        f"{name}={show_value(value)} must be a number {allowed}".rstrip() + f", got {type(value).__name__}"
-    )
+    kind, given = ("finite number", "") if is_number else ("number", f", got {type(value).__name__}")
+    raise OptionError(f"{name}={show_value(value)} must be a {kind} {allowed}".rstrip() + given)
 
 
 def require_choice(name: str, value: Choice, allowed: tuple[Choice, ...]) -> Choice:

@@ -70,10 +70,10 @@ def split_frequency_tensor(frequencies: Tensor) -> tuple[Tensor, Tensor, Tensor]
     parts = []
     for _ in range(3):
         rest = rest * 2.0**32
-        whole = rest.floor()
-        parts.append(whole.to(torch.int64))
-        rest = rest - whole
-    return parts[0], parts[1], parts[2]
+        parts.append(rest.floor())
+        rest = rest - parts[-1]
+    d1, d2, d3 = (part.to(torch.int64) for part in parts)
+    return d1, d2, d3
 
 
 def compute_phases(positions: Tensor, digits: FrequencyDigits, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -134,6 +134,4 @@ def phases_without_float64(phase: Tensor) -> tuple[Tensor, Tensor]:
     cos, sin = cos - error * sin, (sin + error * cos) * sign
     odd = quarter & 1 == 1
     cos, sin = torch.where(odd, sin, cos), torch.where(odd, cos, sin)
-    cos = torch.where((quarter + 1) & 2 == 2, -cos, cos)
-    sin = torch.where(quarter & 2 == 2, -sin, sin)
-    return cos, sin
+    return torch.where((quarter + 1) & 2 == 2, -cos, cos), torch.where(quarter & 2 == 2, -sin, sin)

@@ -29,17 +29,7 @@ from .printing import short_repr
 from .rotation import Rotation
 
 
-def _set_fields(made: object, **fields: object) -> None:
-    """The fields of a frozen dataclass, which its own __init__ sets one by one: every layer makes one in each step. Compilers of PyTorch
-    know that way alone; at another they begin a new graph."""
-    if not torch.compiler.is_compiling():
-        made.__dict__.update(fields)
-        return
-    for name, x in fields.items():
-        object.__setattr__(made, name, x)
-
-
-@dataclass(frozen=True, init=False)
+@dataclass(frozen=True)
 class Lookup:
     """Tables that one distance index reads: bias, dot_query, dot_key, add_value, in any combination.
 
@@ -59,18 +49,10 @@ class Lookup:
     query_shift: Tensor | None = None  # [H or 1, E], added to the states (or q) of dot_query; the pre-pass folds it
     __repr__ = short_repr
 
-    def __init__(
-        self, index: Index | Grid, bias: Tensor | None = None, dot_query: Tensor | None = None,
-        states: Tensor | None = None, dot_key: Tensor | None = None, add_value: Tensor | None = None,
-        query_shift: Tensor | None = None,
-    ):  # fmt: skip
-        if dot_query is None and (states is not None or query_shift is not None):
-            name = "query_shift" if states is None else "states"
+    def __post_init__(self):
+        if self.dot_query is None and (self.states is not None or self.query_shift is not None):
+            name = "query_shift" if self.states is None else "states"
             raise ValueError(f"{name} goes with dot_query, which it is multiplied with; give dot_query too")
-        _set_fields(
-            self, index=index, bias=bias, dot_query=dot_query, states=states, dot_key=dot_key, add_value=add_value,
-            query_shift=query_shift,
-        )  # fmt: skip
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """The tensors that are given, by name."""
@@ -114,10 +96,16 @@ class Plan:
         scale: float | Tensor | None = None, slopes: Tensor | None = None, decay: tuple[Tensor, Tensor] | None = None,
         pair: Callable[[Tensor, Tensor], Tensor] | None = None, pair_axes: bool | None = None, sinks: Tensor | None = None,
     ):  # fmt: skip
-        _set_fields(
-            self, positions=positions, shift=shift, rotate=rotate, cosine=cosine, append=append, lookups=lookups,
-            scale=scale, slopes=slopes, decay=decay, pair=pair, pair_axes=pair_axes, sinks=sinks,
+        # its own __init__ would set the fields one by one, in twice the time, and every layer makes a plan in each step
+        fields = dict(
+            positions=positions, shift=shift, rotate=rotate, cosine=cosine, append=append, lookups=lookups, scale=scale,
+            slopes=slopes, decay=decay, pair=pair, pair_axes=pair_axes, sinks=sinks,
         )  # fmt: skip
+        if not torch.compiler.is_compiling():
+            self.__dict__.update(fields)
+            return
+        for name, x in fields.items():  # compilers of PyTorch know this way alone; at another they begin a new graph
+            object.__setattr__(self, name, x)
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Every tensor of the core, named, in a fixed order."""
@@ -199,10 +187,9 @@ class Plan:
         for name, sides in () if plain_runs else (("query", positions.q_axes), ("key", positions.k_axes)):
             for side in sides:
                 rows = side if isinstance(side, Tensor) else side.start
-                if isinstance(rows, Tensor):
-                    if rows.dim() == 2 or not isinstance(side, Tensor):
-                        if rows.shape[0] not in (1, batch):
-                            raise ValueError(f"{name} positions are for {rows.shape[0]} rows, the batch has {batch}")
+                by_row = isinstance(rows, Tensor) and (rows.dim() == 2 or not isinstance(side, Tensor))
+                if by_row and rows.shape[0] not in (1, batch):
+                    raise ValueError(f"{name} positions are for {rows.shape[0]} rows, the batch has {batch}")
         if self.rotate is not None:
             self.rotate.check(q, k, v)
         if (
@@ -210,9 +197,9 @@ class Plan:
             and self.slopes is None
             and self.shift is None
             and self.decay is None
-            and self.cosine is None
+            and self.sinks is None
         ):
-            if not isinstance(self.scale, Tensor) and self.append is None and self.sinks is None:
+            if not isinstance(self.scale, Tensor) and self.append is None and self.cosine is None:
                 return
         # Values are read on a CPU, and elsewhere, where reading synchronises, in anomaly mode only. Inside torch.func
         # a tensor may stand for a batch of tensors, and has no values to read.
@@ -227,21 +214,13 @@ class Plan:
                         f"lookups[{number}] reads axis {part.axis}, but the positions have {len(positions.q_axes)} axes; "
                         "give them to Positions ([B, L, axes], or more=[(q, k)])"
                     )
-            if lookup.bias is not None:
-                check_tensor("lookups[{}].bias", lookup.bias, (heads, index.n), number)
-            if lookup.dot_query is not None:
-                width = size if lookup.states is None else lookup.states.shape[-1]
-                check_tensor("lookups[{}].dot_query", lookup.dot_query, (heads, index.n, width), number)
-            if lookup.states is not None:
-                width = lookup.states.shape[-1]
-                check_tensor("lookups[{}].states", lookup.states, (batch, heads, q_length, width), number)
-            if lookup.dot_key is not None:
-                check_tensor("lookups[{}].dot_key", lookup.dot_key, (heads, index.n, size), number)
-            if lookup.query_shift is not None:
-                assert lookup.dot_query is not None  # Lookup requires it
-                check_tensor("lookups[{}].query_shift", lookup.query_shift, (heads, lookup.dot_query.shape[-1]), number)
-            if lookup.add_value is not None:
-                check_tensor("lookups[{}].add_value", lookup.add_value, (heads, index.n, v_size), number)
+            width = size if lookup.states is None else lookup.states.shape[-1]
+            shapes = {
+                "bias": (heads, index.n), "dot_query": (heads, index.n, width), "dot_key": (heads, index.n, size),
+                "states": (batch, heads, q_length, width), "add_value": (heads, index.n, v_size), "query_shift": (heads, width),
+            }  # fmt: skip
+            for name, tensor in lookup.tensors():
+                check_tensor(name, tensor, shapes[name], number)
         if self.shift is not None:
             _check_heads("shift", self.shift, q)
             _check_shape("shift", self.shift, [(1, heads), size])
@@ -300,26 +279,28 @@ def _fold_query_shift(lookup: Lookup, q: Tensor, scale: float | Tensor) -> Looku
 
 
 def _check_tensor(
-    q: Tensor, readable: bool, name: str, tensor: Tensor, shape: tuple[int, ...] | None = None, number: int = 0
-) -> None:
+    q: Tensor, readable: bool, name: str, tensor: Tensor, shape: tuple[int, ...] | None = None, number: int | None = None
+) -> None:  # fmt: skip
     """Raise where the shape, device or dtype of a plan's tensor does not fit q, or where it holds NaN.
 
     readable   values may be read without a synchronisation
-    name       a format with {} for the lookup's number: formatted in errors only, since plans are checked at each step
     shape      the first size may also be 1
+    number     of the lookup that has the tensor
     """
-    if shape is not None and tensor.shape != shape and tensor.shape != (1, *shape[1:]):
-        if "lookups" in name and "states" not in name:
-            _check_heads(name.format(number), tensor, q)
-        _check_shape(name.format(number), tensor, [(1, shape[0]), *shape[1:]])
+    fits = shape is None or tensor.shape == shape or tensor.shape == (1, *shape[1:])
+    if fits and tensor.device == q.device and tensor.is_floating_point() and not (readable and holds_nan(tensor)):
+        return
+    of_heads = number is not None and name != "states"
+    name = name if number is None else f"lookups[{number}].{name}"
+    if shape is not None and not fits:
+        if of_heads:
+            _check_heads(name, tensor, q)
+        _check_shape(name, tensor, [(1, shape[0]), *shape[1:]])
     if tensor.device != q.device:
-        name = name.format(number)
         raise ValueError(f"{name} is on {tensor.device} and q on {q.device}; move the encoding: .to(q.device)")
     if not tensor.is_floating_point():
-        raise ValueError(f"{name.format(number)} must be floating point, got {tensor.dtype}")
-    if readable and holds_nan(tensor):
-        name = name.format(number)
-        raise ValueError(f"{name} holds NaN; find out how it was loaded or trained")
+        raise ValueError(f"{name} must be floating point, got {tensor.dtype}")
+    raise ValueError(f"{name} holds NaN; find out how it was loaded or trained")
 
 
 def _check_heads(name: str, tensor: Tensor, q: Tensor) -> None:

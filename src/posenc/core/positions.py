@@ -78,10 +78,8 @@ def _ends(side: Side) -> tuple[Tensor, Tensor]:
 
 def _bounds(side: Side) -> tuple[int, int]:
     if isinstance(side, Run):
-        if isinstance(side.start, Tensor):
-            lo, hi = _bounds(side.start)
-            return lo, hi + side.length - 1
-        return side.start, side.start + side.length - 1
+        lo, hi = _bounds(side.start) if isinstance(side.start, Tensor) else (side.start, side.start)
+        return lo, hi + side.length - 1
     if side.numel() == 0:
         return 0, 0
     lo, hi = torch.stack(torch.aminmax(side.to(torch.int64))).tolist()
@@ -115,14 +113,9 @@ class Positions:
     """Whether its tensors never change and outlive the call, so that engines may keep what they derive from them."""
 
     def __init__(
-        self,
-        q: PositionsLike,
-        k: PositionsLike | None = None,
-        *,
-        more: Sequence[FurtherAxis] = (),
-        reach: tuple[int, int] | None = None,
-        total: int | Tensor | None = None,
-    ):
+        self, q: PositionsLike, k: PositionsLike | None = None, *, more: Sequence[FurtherAxis] = (),
+        reach: tuple[int, int] | None = None, total: int | Tensor | None = None,
+    ):  # fmt: skip
         q_axes = _axes(q, "q")
         k_axes = q_axes if k is None else _axes(k, "k")
         if len(q_axes) != len(k_axes):
@@ -163,12 +156,8 @@ class Positions:
             self.q_length, self.k_length = _length(self.q), _length(self.k)
         self._reach = reach
         self._total = total
-        if len(q_axes) > 1:
-            self._check_lengths()
-
-    def _check_lengths(self) -> None:
-        for number, sides in enumerate(zip(self.q_axes, self.k_axes, strict=True)):
-            lengths = _length(sides[0]), _length(sides[1])
+        for number in range(1, len(q_axes)):
+            lengths = _length(q_axes[number]), _length(k_axes[number])
             if lengths != (self.q_length, self.k_length):
                 raise ValueError(
                     f"axis {number} has {lengths[0]} queries and {lengths[1]} keys, "
@@ -362,9 +351,9 @@ def _check_run(run: Run, name: str) -> None:
             raise ValueError(
                 f"a start per row must be an int tensor [B], got {run.start.dtype} of shape {list(run.start.shape)}"
             )
-    elif isinstance(run.start, bool) or not isinstance(run.start, WHOLE):
+    elif not _is_whole(run.start):
         raise ValueError(f"{name} starts at {run.start!r}; positions must be integers")
-    if isinstance(run.length, bool) or not isinstance(run.length, WHOLE):
+    if not _is_whole(run.length):
         raise ValueError(f"{name} has length {run.length!r}; a length must be an integer")
     if run.length < 0:
         raise ValueError(f"{name} has length {run.length}; a length must be 0 or more")

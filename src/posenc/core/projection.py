@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from torch.autograd import forward_ad
 from torch.nn.functional import pad
 from torch.nn.modules.module import _has_any_global_hook
 
-from .launches import find_allocation
+from .launches import find_allocation, has_triton
 from .variants import compile_launches
 
 MOST = 1 << 30
@@ -30,9 +29,8 @@ def project_heads(
     table: Tensor, projections: Sequence[nn.Module], heads: int, rows: slice = slice(None)
 ) -> tuple[Tensor, ...]:
     """[H, n, D] for each projection of the rows [n, d_model] of a table; rows: a slice without a step."""
-    weights = None
-    if table.is_cuda and len(projections) <= 2 and not torch.compiler.is_compiling():
-        weights = _find_weights(table, projections)
+    may = table.is_cuda and len(projections) <= 2 and not torch.compiler.is_compiling()
+    weights = _find_weights(table, projections) if may else None
     if weights is not None:
         first, last, _ = rows.indices(table.shape[0])
         if torch.is_grad_enabled():
@@ -49,7 +47,7 @@ def project_heads(
 def _find_weights(table: Tensor, projections: Sequence[nn.Module]) -> list[Tensor | None] | None:
     """Each projection's weight and bias, where the kernels serve them; else None."""
     dtype, device = table.dtype, table.get_device()
-    if not table.is_cuda or type(table) not in PLAIN or dtype not in (torch.bfloat16, torch.float16) or not _triton():
+    if type(table) not in PLAIN or dtype not in (torch.bfloat16, torch.float16) or not has_triton():
         return None
     if table.stride(1) != 1 or not table.numel() or torch.is_autocast_enabled("cuda") or _has_any_global_hook():
         return None
@@ -79,11 +77,6 @@ def _find_weights(table: Tensor, projections: Sequence[nn.Module]) -> list[Tenso
     if shape is None or shape[0] % 16 or shape[1] % 16 or table.stride(0) % 16:
         return None  # loads of single numbers
     return weights if table.shape[0] * shape.numel() <= MOST else None
-
-
-@lru_cache(maxsize=1)
-def _triton() -> bool:
-    return find_spec("triton") is not None
 
 
 @lru_cache(maxsize=1)

@@ -12,8 +12,6 @@ Channels past R (z) pass through.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
-from importlib.util import find_spec
 from typing import Literal
 from weakref import ref
 
@@ -21,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from .launches import has_triton
 from .memo import may_keep
 from .printing import short_repr
 
@@ -90,7 +89,7 @@ class Rotation:
         if self.q is None or self.k is None or self.values or self.polar:
             return None
         cos, sin = self.q
-        if cos is not self.k[0] or sin is not self.k[1] or forward_ad._current_level >= 0 or not _triton():
+        if cos is not self.k[0] or sin is not self.k[1] or forward_ad._current_level >= 0 or not has_triton():
             return None
         graph = torch.is_grad_enabled()
         if graph and (cos.requires_grad or sin.requires_grad):
@@ -114,12 +113,11 @@ class Rotation:
             return None
         self._check_range(q)
         if q_cos is k_cos and q_sin is k_sin:
-            rotated = _by_partners((q, k), q_cos, q_sin, self.layout, False, row)
-            return rotated[0], rotated[1]
-        return (
-            _by_partners((q,), q_cos, q_sin, self.layout, False, row)[0],
-            _by_partners((k,), k_cos, k_sin, self.layout, False, row)[0],
-        )
+            q, k = _by_partners((q, k), q_cos, q_sin, self.layout, False, row)
+        else:
+            (q,) = _by_partners((q,), q_cos, q_sin, self.layout, False, row)
+            (k,) = _by_partners((k,), k_cos, k_sin, self.layout, False, row)
+        return q, k
 
     def _check_range(self, x: Tensor) -> None:
         if x.dtype == torch.float16 and self.magnitude > FLOAT16:
@@ -227,12 +225,7 @@ def _eager(x: Tensor, cos: Tensor, sin: Tensor) -> bool:
         return False
     if torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad):
         return False
-    return x.is_cpu or (x.is_cuda and _triton())
-
-
-@lru_cache(maxsize=1)
-def _triton() -> bool:
-    return find_spec("triton") is not None
+    return x.is_cpu or (x.is_cuda and has_triton())
 
 
 class _OnePass(torch.autograd.Function):

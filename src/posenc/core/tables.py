@@ -7,6 +7,7 @@ table  t0 t1 t2                expanded   t0 t0 t1 t2 t2
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import overload
 
 import torch
 from torch import Tensor
@@ -15,6 +16,17 @@ from torch.nn.functional import pad
 from .constants import constant
 from .index import Grid, Index
 from .torch_modes import apply_function, cache_in_eager_mode
+
+
+@overload
+def add(a: Tensor | None, b: Tensor) -> Tensor: ...
+@overload
+def add(a: Tensor | None, b: Tensor | None) -> Tensor | None: ...
+def add(a, b):
+    """a + b, where None adds nothing."""
+    if a is None or b is None:
+        return b if a is None else a
+    return a + b
 
 
 def expand_table(table: Tensor, index: Index | Grid, lo: int, hi: int) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Literal
 
 import torch
@@ -92,8 +91,7 @@ class Sinusoidal(Absolute):
         assert isinstance(run, Run)
         assert isinstance(run.start, int)
         _not_negative(run, x)
-        key = (self.d_model, self.base, self.layout, x.device, x.dtype)
-        return x + rows_of_run(_vectors, run.start, run.length, key, self.d_model, partial(self._rows, x))[0]
+        return x + self._kept_rows(x, run.start, run.length)
 
     def embed_run(self, x: Tensor, start: int) -> Tensor:
         # before anything compares a traced length; a captured graph keeps rows of its own
@@ -110,8 +108,7 @@ class Sinusoidal(Absolute):
         if row + length > STEP:
             return super().embed_run(x, start)
         first = start - row
-        key = (self.d_model, self.base, self.layout, x.device, x.dtype)
-        whole = rows_of_run(_vectors, first, STEP, key, self.d_model, partial(self._rows, x))[0]
+        whole = self._kept_rows(x, first, STEP)
         rows = whole.narrow(0, row, length)
         # a text's rows alone, which its next batch takes as they are; of a token all that its next steps take
         kept = (first, whole) if length == 1 else (start, rows)
@@ -120,15 +117,19 @@ class Sinusoidal(Absolute):
 
     def embed_below(self, x: Tensor, positions: Tensor, most: int) -> Tensor:
         own = type(self)
-        if most > STEP or own.embed is not Sinusoidal.embed or own.encode is not Sinusoidal.encode:
+        is_own = own.embed is Sinusoidal.embed and own.encode is Sinusoidal.encode
+        if most > STEP or not is_own or not may_keep(x.device):
             return super().embed_below(x, positions, most)
-        if not may_keep(x.device):
-            return super().embed_below(x, positions, most)
-        key = (self.d_model, self.base, self.layout, x.device, x.dtype)
-        return x + rows_of_run(_vectors, 0, STEP, key, self.d_model, partial(self._rows, x))[0][positions]
+        return x + self._kept_rows(x, 0, STEP)[positions]
 
-    def _rows(self, x: Tensor, start: int, length: int) -> tuple[Tensor, ...]:
-        return (self.encode(Run(start, length).positions(x.device)).to(x.dtype),)
+    def _kept_rows(self, x: Tensor, start: int, length: int) -> Tensor:
+        """[length, d_model], on x's device and in its dtype."""
+
+        def make(first: int, count: int) -> tuple[Tensor, ...]:
+            return (self.encode(Run(first, count).positions(x.device)).to(x.dtype),)
+
+        key = (self.d_model, self.base, self.layout, x.device, x.dtype)
+        return rows_of_run(_vectors, start, length, key, self.d_model, make)[0]
 
     def encode(self, positions: Tensor) -> Tensor:
         return sinusoid(positions, self.d_model, base=self.base, layout=self.layout)
@@ -174,9 +175,8 @@ class Learned(Absolute):
     def embed_run(self, x: Tensor, start: int) -> Tensor:
         if type(self).embed is not Learned.embed or type(self).encode is not Learned.encode:
             return super().embed_run(x, start)
-        length = x.shape[1]
+        table, length = self.table, x.shape[1]
         self._limit(start + length)
-        table = self.table
         rows = table.narrow(0, start + self.offset, length)
         return x + (rows if table.dtype == x.dtype else rows.to(x.dtype))
 

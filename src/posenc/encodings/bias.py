@@ -33,14 +33,9 @@ class Clipped(Encoding):
     steady_terms = True
 
     def __init__(
-        self,
-        *,
-        heads: int,
-        max_distance: int = 16,
-        left: int | None = None,
-        right: int | None = None,
+        self, *, heads: int, max_distance: int = 16, left: int | None = None, right: int | None = None,
         std: float = 0.0,
-    ):
+    ):  # fmt: skip
         super().__init__()
         left = max_distance if left is None else left
         right = max_distance if right is None else right
@@ -83,16 +78,9 @@ class T5(Encoding):
     steady_terms = True
 
     def __init__(
-        self,
-        *,
-        heads: int,
-        d_model: int | None = None,
-        buckets: int = 32,
-        max_distance: int = 128,
-        causal: bool = False,
-        scale: float | None = 1.0,
-        std: float | None = None,
-    ):
+        self, *, heads: int, d_model: int | None = None, buckets: int = 32, max_distance: int = 128,
+        causal: bool = False, scale: float | None = 1.0, std: float | None = None,
+    ):  # fmt: skip
         super().__init__()
         require_int("heads", heads, least=1, most=WIDEST)
         if d_model is not None:
@@ -116,12 +104,10 @@ class T5(Encoding):
         The table is new; `posenc.hf.to_posenc` copies the weights of a layer.
         """
         return cls(
-            heads=source.n_heads if hasattr(source, "n_heads") else source.num_heads,
-            d_model=source.d_model,
-            buckets=source.relative_attention_num_buckets,
-            max_distance=source.relative_attention_max_distance,
+            heads=source.n_heads if hasattr(source, "n_heads") else source.num_heads, d_model=source.d_model,
+            buckets=source.relative_attention_num_buckets, max_distance=source.relative_attention_max_distance,
             causal=source.is_decoder if causal is None else causal,
-        )
+        )  # fmt: skip
 
     def reset_parameters(self) -> None:
         nn.init.normal_(self.table, std=self.std)

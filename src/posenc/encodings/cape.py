@@ -28,15 +28,9 @@ class Cape(Absolute):
     """
 
     def __init__(
-        self,
-        *,
-        d_model: int,
-        shift: float = 5.0,
-        jitter: float = 0.5,
-        rescale: float = 1.0,
-        centre: bool = False,
+        self, *, d_model: int, shift: float = 5.0, jitter: float = 0.5, rescale: float = 1.0, centre: bool = False,
         base: float = 10000.0,
-    ):
+    ):  # fmt: skip
         super().__init__()
         self.d_model = require_int("d_model", d_model, least=2, most=WIDEST)
         self.shift, self.jitter = require_number("shift", shift, least=0.0), require_number("jitter", jitter, least=0.0)

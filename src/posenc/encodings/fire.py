@@ -38,10 +38,8 @@ class Fire(Encoding):
         super().__init__()
         require_int("heads", heads, least=1, most=WIDEST)
         require_int("hidden", hidden, least=1, most=WIDEST)
-        self.threshold, self.eps = (
-            require_number("threshold", threshold, above=0.0),
-            require_number("eps", eps, least=0.0),
-        )
+        self.threshold = require_number("threshold", threshold, above=0.0)
+        self.eps = require_number("eps", eps, least=0.0)
         self.start = require_number("c", c)
         self.first, self.last = nn.Linear(1, hidden), nn.Linear(hidden, heads)
         self.c = nn.Parameter(torch.empty(()))

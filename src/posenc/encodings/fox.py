@@ -41,15 +41,9 @@ class FoX(Encoding):
     causal_only = True
 
     def __init__(
-        self,
-        *,
-        d_model: int,
-        heads: int,
-        gate: Literal["input", "bias", "fixed"] = "input",
-        start: float = 0.0,
-        timescales: tuple[float, float] = (2.0, 1024.0),
-        std: float = 0.02,
-    ):
+        self, *, d_model: int, heads: int, gate: Literal["input", "bias", "fixed"] = "input", start: float = 0.0,
+        timescales: tuple[float, float] = (2.0, 1024.0), std: float = 0.02,
+    ):  # fmt: skip
         super().__init__()
         require_int("d_model", d_model, least=1, most=WIDEST)
         require_int("heads", heads, least=1, most=WIDEST)

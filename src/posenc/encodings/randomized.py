@@ -10,7 +10,7 @@ from ..core.errors import OptionError
 from ..core.formulas import FARTHEST
 from ..core.options import require_int
 from ..core.plan import Plan
-from ..core.positions import Positions, Run
+from ..core.positions import Positions
 from ..core.rotation import Rotation
 from .rope.position_ids import random_positions
 
@@ -53,12 +53,8 @@ class Randomized(Encoding):
             raise ValueError(f"{count} tokens do not fit into {self.max_length} positions; give a larger max_length")
         generator = None if self.seed is None else torch.Generator().manual_seed(self.seed + count)
         table = random_positions(count, self.max_length, generator=generator, device=device)
-        q, k = (self._positions_of(side, table, device) for side in (positions.q, positions.k))
+        q, k = (table[at.clamp(min=0)] for at in (positions.q_positions(device), positions.k_positions(device)))
         return Positions(q, k, reach=(1 - self.max_length, self.max_length - 1))
-
-    def _positions_of(self, side, table: Tensor, device: torch.device) -> Tensor:
-        positions = side.positions(device) if isinstance(side, Run) else side.to(device=device, dtype=torch.int64)
-        return table[positions.clamp(min=0)]
 
     def check_causal(self, causal: bool) -> str | None:
         return self.encoding.check_causal(causal)
@@ -79,6 +75,5 @@ class Randomized(Encoding):
         self, positions: Positions, *, x: Tensor | None = None, host: Host | None = None, kept: Kept | None = None
     ) -> Plan:
         self.check_axes(positions)
-        return self.encoding.plan(
-            self.draw(positions), x=x, host=host, kept=kept
-        )  # one draw for the rotation and the terms
+        drawn = self.draw(positions)  # one draw for the rotation and the terms
+        return self.encoding.plan(drawn, x=x, host=host, kept=kept)

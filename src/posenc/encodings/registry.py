@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, overload
 
+from ..core.checks import nearest
 from ..core.errors import OptionError
 from ..core.formulas import head_size
 
@@ -232,8 +232,6 @@ def info(name: str) -> EncodingInfo:
         'ALiBi'
     """
     if name not in ENCODINGS:
-        near = difflib.get_close_matches(str(name).lower(), ENCODINGS, n=1)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
         if name in OWN_ATTENTION:
             own = OWN_ATTENTION[name]
             raise ValueError(
@@ -244,22 +242,16 @@ def info(name: str) -> EncodingInfo:
             raise ValueError(
                 f"{name!r} is for the command line; give options as arguments: create({plain!r}, {options})"
             )
+        hint = nearest(str(name), ENCODINGS)
         raise ValueError(f"unknown encoding {name!r}{hint}; the encodings are {', '.join(ENCODINGS)}")
     return ENCODINGS[name]
 
 
 def register_encoding(
-    name: str,
-    cls: type[Encoding],
-    *,
-    enters: str = "scores",
-    family: str = "registered",
-    parameters: str = "not described",
-    extrapolates: str = "not described",
-    used_by: str = "not described",
-    formula: str = "not described",
-    causal_options: dict[str, object] | None = None,
-) -> None:
+    name: str, cls: type[Encoding], *, enters: str = "scores", family: str = "registered",
+    parameters: str = "not described", extrapolates: str = "not described", used_by: str = "not described",
+    formula: str = "not described", causal_options: dict[str, object] | None = None,
+) -> None:  # fmt: skip
     """Register a class from outside the package under a name, for `create`, `Attention(encoding=name)`, the lab and the
     explorer of this process.
 
@@ -364,12 +356,7 @@ def create(name: Literal["pope"], **options: Any) -> PoPE: ...
 @overload
 def create(name: str, **options: Any) -> Encoding: ...
 def create(
-    name: str,
-    *,
-    d_model: int | None = None,
-    heads: int | None = None,
-    head_dim: int | None = None,
-    **options: Any,
+    name: str, *, d_model: int | None = None, heads: int | None = None, head_dim: int | None = None, **options: Any
 ) -> Encoding:
     """An encoding by name. The sizes d_model, heads and head_dim may always be given: each encoding takes those it needs
     (head_dim defaults to d_model / heads). Any other option must be one of the encoding's own.

@@ -35,17 +35,9 @@ class RelativeLogits(Encoding):
     causal_only = True
 
     def __init__(
-        self,
-        *,
-        d_model: int,
-        heads: int,
-        head_dim: int,
-        d_rel: int = 16,
-        max_distance: int = 1024,
-        scale: float | None = None,
-        temper: tuple[float, float] | None = None,
-        std: float = 0.02,
-    ):
+        self, *, d_model: int, heads: int, head_dim: int, d_rel: int = 16, max_distance: int = 1024,
+        scale: float | None = None, temper: tuple[float, float] | None = None, std: float = 0.02,
+    ):  # fmt: skip
         super().__init__()
         head_dim = head_size(d_model, heads, head_dim)
         require_int("d_rel", d_rel, least=1, most=WIDEST)

@@ -40,20 +40,15 @@ class Sandwich(Encoding):
     def terms(self, positions: Positions, *, x: Tensor | None = None, host=None) -> Plan:
         rows, device = index.exact(positions), self.device_of(positions, x)
         distances = rows.distances_on(device).abs()
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or not isinstance(rows, index.Index):
             sums = _sums(distances, self.frequencies)
         else:
             # rounded up to a power of two and kept: decoding would otherwise recompute all of them at each step
-            most = max(abs(part) for part in (rows.lo, rows.hi)) if isinstance(rows, index.Index) else None
-            if most is None:
-                sums = _sums(distances, self.frequencies)
-            else:
-                sums = _kept_sums(1 << most.bit_length(), self.frequencies, device)[distances]
+            most = max(abs(rows.lo), abs(rows.hi))
+            sums = _kept_sums(1 << most.bit_length(), self.frequencies, device)[distances]
         bias = constant(self.factors, device, torch.float64)[:, None] * sums
-        return Plan(positions, lookups=(Lookup(rows, bias=bias.to(self._dtype())),))
-
-    def _dtype(self) -> torch.dtype:
-        return torch.promote_types(self._device_marker.dtype, torch.float32)
+        dtype = torch.promote_types(self._device_marker.dtype, torch.float32)
+        return Plan(positions, lookups=(Lookup(rows, bias=bias.to(dtype)),))
 
 
 def _sums(distances: Tensor, frequencies: tuple[float, ...]) -> Tensor:

@@ -31,19 +31,10 @@ class Shaw(Encoding):
     """
 
     def __init__(
-        self,
-        *,
-        head_dim: int,
-        heads: int | None = None,
-        max_distance: int = 16,
-        left: int | None = None,
-        right: int | None = None,
-        keys: bool = True,
-        values: bool = False,
-        per_head: bool = False,
-        outside: Literal["clip", "zero"] = "clip",
-        std: float = 0.02,
-    ):
+        self, *, head_dim: int, heads: int | None = None, max_distance: int = 16, left: int | None = None,
+        right: int | None = None, keys: bool = True, values: bool = False, per_head: bool = False,
+        outside: Literal["clip", "zero"] = "clip", std: float = 0.02,
+    ):  # fmt: skip
         super().__init__()
         require_int("head_dim", head_dim, least=1, most=WIDEST)
         require_int("max_distance", max_distance)

@@ -30,14 +30,9 @@ class Sinks(Wrapper):
     """
 
     def __init__(
-        self,
-        *,
-        heads: int,
-        encoding: Encoding | str | None = None,
-        d_model: int | None = None,
-        head_dim: int | None = None,
-        std: float = 0.02,
-    ):
+        self, *, heads: int, encoding: Encoding | str | None = None, d_model: int | None = None,
+        head_dim: int | None = None, std: float = 0.02,
+    ):  # fmt: skip
         super().__init__(encoding, d_model=d_model, heads=heads, head_dim=head_dim)
         require_int("heads", heads, least=1, most=WIDEST)
         self.std = require_number("std", std, least=0.0)

@@ -14,8 +14,8 @@ from ..core.memo import Memo, may_keep
 from ..core.options import WIDEST, require_choice, require_int, require_number
 from ..core.phases import compute_phases, split_frequencies
 from ..core.positions import Positions, Run
-from .rope.many_axes import row_and_column
-from .rope.rope import digits_on_device, positions_of
+from .rope.many_axes import positions_on_axes
+from .rope.rope import digits_on_device
 
 _tables = Memo(most=32, numbers=1 << 22)
 """Of consecutive patches, for the steps that ask again."""
@@ -40,14 +40,9 @@ class Sinusoidal2D(Encoding):
     axes = 2
 
     def __init__(
-        self,
-        *,
-        d_model: int,
-        base: float = 10000.0,
-        first: Literal["rows", "columns"] = "rows",
-        prefix: int = 0,
+        self, *, d_model: int, base: float = 10000.0, first: Literal["rows", "columns"] = "rows", prefix: int = 0,
         columns: int | None = None,
-    ):
+    ):  # fmt: skip
         super().__init__()
         require_int("d_model", d_model, least=4, most=WIDEST)
         require_number("base", base, above=0.0)
@@ -63,28 +58,16 @@ class Sinusoidal2D(Encoding):
     def embed(self, x: Tensor, positions: Positions) -> Tensor:
         dtype = torch.promote_types(x.dtype, torch.float32)
         side = positions.q_axes[0]
-        if (
-            len(positions.q_axes) > 1
-            or not isinstance(side, Run)
-            or type(side.start) is not int
-            or not may_keep(x.device)
-        ):
+        is_run = len(positions.q_axes) == 1 and isinstance(side, Run) and type(side.start) is int
+        if not is_run or not may_keep(x.device):
             return (x + self._vectors(positions, x.device, dtype)).to(x.dtype)
-        key = (
-            side.start, side.length, self._digits, self.first, self.prefix, self.columns, x.device, x.dtype
-        )  # fmt: skip
-        table = _tables.get(key)
-        if table is None:
-            with torch.inference_mode(False), torch.no_grad():
-                table = self._vectors(positions, x.device, dtype)
-            _tables.put(key, table, table.numel())
+        key = (side, self._digits, self.first, self.prefix, self.columns, x.device, x.dtype)
+        table = _tables.find_or_make(key, lambda: self._vectors(positions, x.device, dtype), Tensor.numel)
         return (x + table).to(x.dtype)
 
     def _vectors(self, positions: Positions, device: torch.device, dtype: torch.dtype) -> Tensor:
         """[B or 1, L, d_model]"""
-        at = tuple(positions_of(side, device) for side in positions.q_axes)
-        if len(at) == 1 and self.columns is not None:
-            at = row_and_column(at[0], self.columns)
+        at = positions_on_axes(positions.q_axes, device, self.columns)
         if len(at) != 2:
             raise ValueError(
                 f"rows and columns are two axes, got {len(at)}; give positions [B, L, 2], "

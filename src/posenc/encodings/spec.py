@@ -9,10 +9,9 @@ rope+yarn:8,beta_fast=4       an encoding and a context extension; a bare value 
 from __future__ import annotations
 
 import ast
-import difflib
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..core.checks import nearest
 from ..core.errors import OptionError
 from .registry import ENCODINGS, OWN_ATTENTION, info
 
@@ -115,12 +114,6 @@ def make_extension(name: str, text: str, extension: str, original: int) -> Scali
         return getattr(scaling, EXTENSIONS[kind])(**given)
     except TypeError as error:
         raise OptionError(f"{text}: {error}; for example rope+{kind}:8") from None
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """A hint for an unknown name, or nothing."""
-    near = difflib.get_close_matches(name.lower(), list(known), n=1)
-    return f" (did you mean {near[0]!r}?)" if near else ""
 
 
 def value(text: str) -> Any:

@@ -38,16 +38,9 @@ class Tempered(Wrapper):
     """
 
     def __init__(
-        self,
-        *,
-        head_dim: int,
-        encoding: Encoding | str | None = None,
-        alpha: float = 0.1,
-        floor: float = 8192.0,
-        form: Form = "llama4",
-        d_model: int | None = None,
-        heads: int | None = None,
-    ):
+        self, *, head_dim: int, encoding: Encoding | str | None = None, alpha: float = 0.1, floor: float = 8192.0,
+        form: Form = "llama4", d_model: int | None = None, heads: int | None = None,
+    ):  # fmt: skip
         super().__init__(encoding, d_model=d_model, heads=heads, head_dim=head_dim)
         self.head_dim = require_int("head_dim", head_dim, least=1, most=WIDEST)
         self.alpha, self.floor = require_number("alpha", alpha), require_number("floor", floor, above=0.0)

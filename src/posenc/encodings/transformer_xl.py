@@ -70,20 +70,10 @@ class TransformerXL(Encoding):
     """
 
     def __init__(
-        self,
-        *,
-        d_model: int,
-        heads: int,
-        head_dim: int | None = None,
-        causal: bool = False,
-        clamp_length: int | None = None,
-        base: float = 10000.0,
-        layout: Literal["concatenated", "interleaved"] = "concatenated",
-        dropout: float = 0.0,
-        content_bias: nn.Parameter | None = None,
-        position_bias: nn.Parameter | None = None,
-        std: float = 0.02,
-    ):
+        self, *, d_model: int, heads: int, head_dim: int | None = None, causal: bool = False, clamp_length: int | None = None,
+        base: float = 10000.0, layout: Literal["concatenated", "interleaved"] = "concatenated", dropout: float = 0.0,
+        content_bias: nn.Parameter | None = None, position_bias: nn.Parameter | None = None, std: float = 0.02,
+    ):  # fmt: skip
         super().__init__()
         require_choice("layout", layout, ("concatenated", "interleaved"))
         require_bool("causal", causal)
@@ -99,9 +89,8 @@ class TransformerXL(Encoding):
             causal, clamp_length, base, layout, dropout, std,
         )  # fmt: skip
         shape = (heads, head_dim)
-        self._own = [
-            name for name, given in (("content_bias", content_bias), ("position_bias", position_bias)) if given is None
-        ]
+        biases = {"content_bias": content_bias, "position_bias": position_bias}
+        self._own = [name for name, given in biases.items() if given is None]
         self.content_bias = _shared("content_bias", content_bias, shape)
         self.position_bias = _shared("position_bias", position_bias, shape)
         self.position_proj = nn.Linear(d_model, heads * head_dim, bias=False)
@@ -136,10 +125,7 @@ class TransformerXL(Encoding):
         if self.dropout and self.training:
             waves = nn.functional.dropout(waves, self.dropout)
         (table,) = project_heads(waves, (self.position_proj,), self.heads)
-        return Lookup(rows, dot_query=table, query_shift=self._beyond_content_bias(self.position_bias))
-
-    def _beyond_content_bias(self, other: Tensor) -> Tensor:
-        return beyond_shift(other, self.content_bias)
+        return Lookup(rows, dot_query=table, query_shift=beyond_shift(self.position_bias, self.content_bias))
 
 
 class XLNet(TransformerXL):
@@ -161,21 +147,11 @@ class XLNet(TransformerXL):
     axes = 2
 
     def __init__(
-        self,
-        *,
-        d_model: int,
-        heads: int,
-        head_dim: int | None = None,
-        attn_type: Literal["bi", "uni"] = "bi",
-        bi_data: bool = False,
-        clamp_length: int | None = None,
-        base: float = 10000.0,
-        dropout: float = 0.0,
-        content_bias: nn.Parameter | None = None,
-        position_bias: nn.Parameter | None = None,
-        segment_bias: nn.Parameter | None = None,
-        std: float = 0.02,
-    ):
+        self, *, d_model: int, heads: int, head_dim: int | None = None, attn_type: Literal["bi", "uni"] = "bi",
+        bi_data: bool = False, clamp_length: int | None = None, base: float = 10000.0, dropout: float = 0.0,
+        content_bias: nn.Parameter | None = None, position_bias: nn.Parameter | None = None,
+        segment_bias: nn.Parameter | None = None, std: float = 0.02,
+    ):  # fmt: skip
         require_choice("attn_type", attn_type, ("bi", "uni"))
         require_bool("bi_data", bi_data)
         # Negated positions give the past positive distances, so bi_data needs both sides of the table.
@@ -200,23 +176,17 @@ class XLNet(TransformerXL):
         """
         clamp = getattr(source, "clamp_len", -1)
         return cls(
-            d_model=source.d_model,
-            heads=source.n_head,
-            head_dim=source.d_head,
-            attn_type=getattr(source, "attn_type", "bi"),
-            bi_data=getattr(source, "bi_data", False),
-            clamp_length=clamp if clamp > 0 else None,
-        )
+            d_model=source.d_model, heads=source.n_head, head_dim=source.d_head, attn_type=getattr(source, "attn_type", "bi"),
+            bi_data=getattr(source, "bi_data", False), clamp_length=clamp if clamp > 0 else None,
+        )  # fmt: skip
 
     def terms(self, positions: Positions, *, x: Tensor | None = None, host=None) -> Plan:
         if self.bi_data:
             positions = self._both_ways(positions, x)
         lookups = [self._positions(positions, self.index(positions))]
         if len(positions.q_axes) > 1:
-            table = self.segment_table.transpose(0, 1)
-            lookups.append(
-                Lookup(SAME_OR_NOT, dot_query=table, query_shift=self._beyond_content_bias(self.segment_bias))
-            )
+            table, shift = self.segment_table.transpose(0, 1), beyond_shift(self.segment_bias, self.content_bias)
+            lookups.append(Lookup(SAME_OR_NOT, dot_query=table, query_shift=shift))
         return Plan(positions, shift=self.content_bias, lookups=tuple(lookups))
 
     def _both_ways(self, positions: Positions, x: Tensor | None) -> Positions:
@@ -228,12 +198,8 @@ class XLNet(TransformerXL):
         sign = torch.ones(batch, 1, dtype=torch.int64, device=x.device)
         sign[batch // 2 :] = -1
         lo, hi = positions.reach
-        return Positions(
-            positions.q_positions(x.device) * sign,
-            positions.k_positions(x.device) * sign,
-            more=positions.further,
-            reach=(min(lo, -hi), max(hi, -lo)),
-        )
+        q, k = positions.q_positions(x.device) * sign, positions.k_positions(x.device) * sign
+        return Positions(q, k, more=positions.further, reach=(min(lo, -hi), max(hi, -lo)))
 
 
 def _shared(name: str, given: nn.Parameter | None, shape: tuple[int, int]) -> nn.Parameter:

@@ -38,22 +38,17 @@ class TUPE(Encoding):
     absolute = True
 
     def __init__(
-        self,
-        *,
-        d_model: int,
-        heads: int,
-        head_dim: int | None = None,
-        max_length: int = 512,
-        class_token: bool = False,
-        relative: tuple[int, int] | None = None,
-        std: float = 0.02,
-    ):
+        self, *, d_model: int, heads: int, head_dim: int | None = None, max_length: int = 512,
+        class_token: bool = False, relative: tuple[int, int] | None = None, std: float = 0.02,
+    ):  # fmt: skip
         super().__init__()
         self.head_dim = head_size(d_model, heads, head_dim)
         require_int("max_length", max_length, least=1, most=formulas.FARTHEST)
         self.heads, self.max_length = heads, max_length
         self.class_token = require_bool("class_token", class_token)
-        self.relative = None if relative is None else _checked(relative)
+        if relative is not None and (not isinstance(relative, (tuple, list)) or len(relative) != 2):
+            raise OptionError(f"relative={relative!r} must be (buckets, max_distance), such as (32, 128)")
+        self.relative = relative
         self.std = require_number("std", std, least=0.0)
         self.table = nn.Parameter(torch.empty(require_table("the table", max_length + 1, d_model)))
         self.norm = nn.LayerNorm(d_model)
@@ -119,12 +114,6 @@ class TUPE(Encoding):
                     )
 
 
-def _checked(relative: tuple[int, int]) -> tuple[int, int]:
-    if not isinstance(relative, (tuple, list)) or len(relative) != 2:
-        raise OptionError(f"relative={relative!r} must be (buckets, max_distance), such as (32, 128)")
-    return relative[0], relative[1]
-
-
 def _pick(table: Tensor, at: Tensor) -> Tensor:
     """Rows [H, n, d] at positions [L] or [B, L]: [B or 1, H, L, d]."""
     found = table[:, at]
@@ -148,7 +137,6 @@ def _kept_apart(q: tuple[int, int], k: tuple[int, int], away: int, longest: int,
 
 
 def _apart(positions: Positions, away: int, longest: int, device: torch.device) -> Positions:
-    at_q, at_k = (
-        torch.where(at == 0, -away, at) for at in (positions.q_positions(device), positions.k_positions(device))
-    )
+    both = positions.q_positions(device), positions.k_positions(device)
+    at_q, at_k = (torch.where(at == 0, -away, at) for at in both)
     return Positions(at_q, at_k, reach=(-away - longest, away + longest))

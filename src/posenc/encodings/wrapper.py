@@ -16,13 +16,9 @@ class Wrapper(Encoding):
     """A subclass changes the plan of `self.encoding`: an Encoding, or one that `create` makes from a name and the sizes."""
 
     def __init__(
-        self,
-        encoding: Encoding | str | None,
-        *,
-        d_model: int | None = None,
-        heads: int | None = None,
+        self, encoding: Encoding | str | None, *, d_model: int | None = None, heads: int | None = None,
         head_dim: int | None = None,
-    ):
+    ):  # fmt: skip
         super().__init__()
         if encoding is None or isinstance(encoding, str):
             try:

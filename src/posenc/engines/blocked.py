@@ -127,12 +127,7 @@ def join(pieces: Sequence[Tensor]) -> Tensor:
 
 
 def _cast_tensors(plan: Plan, precision: torch.dtype) -> Plan:
-    def cast(tensor: Tensor | None) -> Tensor | None:
-        return None if tensor is None else tensor.to(precision)
-
-    lookups = tuple(
-        Lookup(x.index, cast(x.bias), cast(x.dot_query), cast(x.states), cast(x.dot_key), cast(x.add_value))
-        for x in plan.lookups
-    )
+    lookups = tuple(Lookup(x.index, **{name: table.to(precision) for name, table in x.tensors()}) for x in plan.lookups)
     scale = plan.scale.to(precision) if isinstance(plan.scale, Tensor) else plan.scale
-    return replace(plan, lookups=lookups, slopes=cast(plan.slopes), decay=plan.decay_in(precision), scale=scale)
+    slopes = None if plan.slopes is None else plan.slopes.to(precision)
+    return replace(plan, lookups=lookups, slopes=slopes, decay=plan.decay_in(precision), scale=scale)

@@ -53,14 +53,10 @@ def register_engine(name: str, engine: Engine, *, before: str | None = "blocked"
         raise TypeError(f"an engine needs supports(lowered) and run(q, k, v, lowered); {engine!r} lacks {missing}")
     if before is not None and before not in ENGINES:
         raise ValueError(f"before={before!r} is not an engine; the engines are {', '.join(ENGINES)}")
-    others = dict(ENGINES)
-    ENGINES.clear()
-    for other, implementation in others.items():
-        if other == before:
-            ENGINES[name] = engine
-        ENGINES[other] = implementation
-    if before is None:
-        ENGINES[name] = engine  # after `blocked`, which supports everything
+    later = [] if before is None else list(ENGINES)[list(ENGINES).index(before) :]
+    ENGINES[name] = engine  # None: after `blocked`, which supports everything
+    for other in later:
+        ENGINES[other] = ENGINES.pop(other)
 
 
 def choose_engine(lowered: LoweredPlan, engine: str = "auto") -> Choice:
@@ -95,13 +91,12 @@ def _choose_plain_operators(lowered: LoweredPlan) -> Choice:
     others = {name: reason for name in ENGINES if name not in ("sdpa", "reference")}
     is_square = statically_known_true(facts.q_length == facts.k_length)
     if facts.has_terms or (facts.is_limited and not is_square):
-        others["sdpa"] = "PyTorch's attention takes neither terms nor causality of fewer queries than keys"
+        why_not: str | None = "PyTorch's attention takes neither terms nor causality of fewer queries than keys"
     else:
         why_not = sdpa.supports(lowered)
-        if why_not is None:
-            return Choice("sdpa", others)
-        others["sdpa"] = why_not
-    return Choice("reference", others)
+    if why_not is None:
+        return Choice("sdpa", others)
+    return Choice("reference", {**others, "sdpa": why_not})
 
 
 def order_engines(facts: Facts) -> list[str]:

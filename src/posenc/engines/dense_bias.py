@@ -48,11 +48,9 @@ def is_worth(lowered: LoweredPlan) -> bool:
     trained, the kernels would else add the gradient of each pair to its row one by one. On one H200, a step with 128 windows of 16 x 16
     takes 2.4 ms against 5.8, 4 x 2048 causal tokens 3.6 against 9.1; but 2048 windows of 7 x 7 5.9 against 3.3, and without gradients one by one is
     faster at every size (0.5 ms against 1.1 at 4 x 2048)."""
-    if not torch.is_grad_enabled() or not any(
-        x.bias is not None and x.bias.requires_grad for x in lowered.plan.lookups
-    ):
+    facts, biases = lowered.facts, [x.bias for x in lowered.plan.lookups]
+    if not torch.is_grad_enabled() or not any(bias is not None and bias.requires_grad for bias in biases):
         return False
-    facts = lowered.facts
     return (
         facts.positions == "tokens" and facts.bias_span is not None and facts.dtype.itemsize == 2
         and facts.q_length * facts.k_length >= LEAST and not (facts.padding or facts.documents or facts.has_dense_mask or facts.left is not None or facts.dropout)
@@ -65,9 +63,7 @@ def is_worth(lowered: LoweredPlan) -> bool:
 def _reason(lowered: LoweredPlan) -> str | None:
     """Why a plan's terms are no dense bias at all, or None."""
     facts, plan = lowered.facts, lowered.plan
-    if facts.has_content or any(x.dot_query is not None or x.dot_key is not None for x in plan.lookups):
-        return "the plan's terms depend on queries, keys or values"
-    if any(x.add_value is not None or x.query_shift is not None for x in plan.lookups):
+    if facts.has_content or any(name != "bias" for lookup in plan.lookups for name, _ in lookup.tensors()):
         return "the plan's terms depend on queries, keys or values"
     if facts.pair or facts.slopes or facts.scale == "tensor":
         return "only tables and decays become a dense bias"
@@ -78,8 +74,8 @@ def _reason(lowered: LoweredPlan) -> str | None:
     largest = LARGEST if facts.device.type == "cuda" else ON_CPU
     if facts.heads * facts.q_length * facts.k_length > largest:
         return f"a dense bias of {facts.heads} x {facts.q_length} x {facts.k_length} is larger than {largest} numbers"
-    sides = [side for axis in _axes(plan.lookups) for side in _sides(plan.positions, axis)]
-    if any((side.start.dim() if isinstance(side, Run) else side.dim() - 1) for side in sides if not _is_plain(side)):
+    sides = [side for lookup in plan.lookups for axis in lookup.index.axes for side in _sides(plan.positions, axis)]
+    if any(isinstance(side.start, Tensor) if isinstance(side, Run) else side.dim() > 1 for side in sides):
         return "positions differ between the rows of the batch"
     if torch.compiler.is_compiling():
         return None
@@ -208,13 +204,11 @@ def _find_pairs(positions: Positions, index: Index | Grid, device: torch.device)
 
 
 def _pairs_of(positions: Positions, index: Index | Grid, device: torch.device) -> Pairs:
-    found = _find_pairs(positions, index, device)
-    if found is None:
-        with torch.inference_mode(False), torch.no_grad():
-            found = _make_pairs(positions, index, device)
+    def make() -> tuple:
         sides = tuple(side for axis in index.axes for side in _sides(positions, axis))
-        _kept.put(_key(positions, index, device), (found, sides), 1)
-    return found
+        return _make_pairs(positions, index, device), sides
+
+    return _kept.find_or_make(_key(positions, index, device), make, lambda _: 1)[0]
 
 
 def _key(positions: Positions, index: Index | Grid, device: torch.device) -> tuple:
@@ -259,13 +253,5 @@ def _identity(side: Side):
     return (side.data_ptr(), side._version, side.shape, side.stride(), side.dtype, side.device)
 
 
-def _is_plain(side: Side) -> bool:
-    return isinstance(side, Run) and not isinstance(side.start, Tensor)
-
-
 def _sides(positions: Positions, axis: int) -> tuple[Side, Side]:
     return positions.q_axes[axis], positions.k_axes[axis]
-
-
-def _axes(lookups) -> set[int]:
-    return {axis for lookup in lookups for axis in lookup.index.axes}

@@ -82,9 +82,8 @@ def widen(
             if lookup.dot_key is not None:
                 numbers = _product(k, lookup.dot_key)
                 rows = ours.rows(lookup.index, -1)
-                picked = GatherRows.apply(
-                    numbers, _expand_rows(rows, numbers), _are_distinct(lookup.index, plan.positions)
-                )
+                distinct = _are_distinct(lookup.index, plan.positions)
+                picked = GatherRows.apply(numbers, _expand_rows(rows, numbers), distinct)
                 k_more.append(_expand_batch(picked.to(k.dtype), k))
                 q_more.append(ours.one_hot(q))
             if lookup.add_value is not None:
@@ -239,9 +238,9 @@ def _split_precision(numbers: Tensor, dtype: torch.dtype, precise: bool) -> list
     huge = HUGE.get(dtype, 1e30)
     numbers = numbers.clamp(-huge, huge)
     first = numbers.to(dtype)
-    return (
-        [first, (numbers - first.to(numbers.dtype)).detach().to(dtype)] if precise and dtype.itemsize < 4 else [first]
-    )
+    if not precise or dtype.itemsize >= 4:
+        return [first]
+    return [first, (numbers - first.to(numbers.dtype)).detach().to(dtype)]
 
 
 def count_channels(dtype: torch.dtype, plan: Plan) -> tuple[int, int]:
@@ -261,11 +260,9 @@ def count_channels(dtype: torch.dtype, plan: Plan) -> tuple[int, int]:
 
 def _cannot_be_read(positions: Positions, axes: list[int]) -> bool:
     sides = [side for axis in axes for side in (positions.q_axes[axis], positions.k_axes[axis])]
-    tensors = [side.start if isinstance(side, Run) else side for side in sides]
-    tensors = [x for x in tensors if isinstance(x, Tensor)]
-    if not tensors:
-        return False
-    if torch.compiler.is_compiling() or any(x.is_meta for x in tensors):
+    starts = [side.start if isinstance(side, Run) else side for side in sides]
+    tensors = [x for x in starts if isinstance(x, Tensor)]
+    if tensors and (torch.compiler.is_compiling() or any(x.is_meta for x in tensors)):
         return True
     return any(x.is_cuda for x in tensors) and torch.cuda.is_current_stream_capturing()
 

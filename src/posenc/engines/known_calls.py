@@ -175,13 +175,8 @@ def describe_step(q: Tensor, k: Tensor, v: Tensor, plan: Plan, causal: bool) -> 
             heads, n, width = table.shape  # a row for each distance: how many there are changes from step to step
             if n != index.n:
                 return None
-            tables = (
-                bias is not None and (bias.shape, bias.dtype, bias.get_device()),
-                heads,
-                width,
-                table.dtype,
-                table.get_device(),
-            )
+            of_bias = bias is not None and (bias.shape, bias.dtype, bias.get_device())
+            tables = of_bias, heads, width, table.dtype, table.get_device()
             index = None if bias is None else index
         else:
             tables = (
@@ -234,12 +229,9 @@ def run_with_shifts(
     from .triton.decode_step import Step
     from .triton.device import is_traced
 
-    if (
-        not decode_launch.applies(facts)
-        or is_traced(q)
-        or plan.sinks is not None
-        or not decode_launch.adds_shifts(lowered)
-    ):
+    if not decode_launch.applies(facts) or is_traced(q) or plan.sinks is not None:
+        return None
+    if not decode_launch.adds_shifts(lowered):
         return None
     with no_autocast(q.device):
         results = decode_launch.run(q, k, v, lowered, with_shifts=True)
@@ -306,9 +298,7 @@ class Known:
     def run(self, plan: Plan, dropout: float, masks: dict[str, Any], tensors: list[Tensor | None]):
         """out and lse."""
         q, k, v = tensors[:3]
-        assert q is not None
-        assert k is not None
-        assert v is not None
+        assert q is not None and k is not None and v is not None
         call = self.call
         if call is not None:
             if call.program is not None:
@@ -321,11 +311,8 @@ class Known:
         mask = make_mask(q, k, **masks)
         facts = self.facts._replace(k_length=k.shape[2]) if self.decodes else self.facts
         lowered = LoweredPlan(plan, mask, facts, dropout, False)
-        rotate = plan.rotate
-        if rotate is not None:
-            if rotate.values:
-                v = rotate.rotate_k(v)
-            q, k = rotate.rotate_qk(q, k)
+        if plan.rotate is not None:
+            q, k, v = plan.rotate.rotate_qkv(q, k, v)
         if not autocast_is_on(q.device):
             return self.engine.run(q, k, v, lowered)
         with no_autocast(q.device):

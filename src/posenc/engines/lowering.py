@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Literal, NamedTuple, overload
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ from ..core.index import Grid, Index
 from ..core.mask import Mask
 from ..core.plan import Lookup, Plan
 from ..core.positions import Positions, Run, Side
-from ..core.tables import expand_table
+from ..core.tables import add, expand_table
 
 Span = tuple[int, int]
 
@@ -247,12 +247,10 @@ def _widen_span(span: Span | None, index: Index) -> Span:
 
 def _requires_grad(plan: Plan) -> bool:
     """Whether any tensor of a plan does, those of the pre-pass included."""
-    rotation = plan.rotate
-    prepass = [plan.shift, plan.cosine, *(plan.append or ())]
-    if rotation is not None:
-        prepass += [*(rotation.q or ()), *(rotation.k or ())]
-    decay = plan.decay or ()
-    if any(isinstance(x, Tensor) and x.requires_grad for x in (*prepass, plan.scale, plan.slopes, *decay)):
+    tensors = [plan.shift, plan.cosine, plan.scale, plan.slopes, *(plan.append or ()), *(plan.decay or ())]
+    if plan.rotate is not None:
+        tensors += [*(plan.rotate.q or ()), *(plan.rotate.k or ())]
+    if any(isinstance(x, Tensor) and x.requires_grad for x in tensors):
         return True
     return any(tensor.requires_grad for lookup in plan.lookups for _, tensor in lookup.tensors())
 
@@ -266,9 +264,8 @@ def _call_pair(pair: Callable, batch: int, heads: int, every_axis: bool, p_q: Te
     if not isinstance(added, Tensor):
         raise TypeError(f"{expected}, got {type(added).__name__}")
     leading = [(1, batch), (1, heads)][4 - added.dim() :]
-    if not 2 <= added.dim() <= 4 or list(added.shape[-2:]) != shape[2:]:
-        raise ValueError(f"{expected}, got {list(added.shape)}")
-    if any(size not in sizes for size, sizes in zip(added.shape, leading, strict=False)):
+    fits = 2 <= added.dim() <= 4 and list(added.shape[-2:]) == shape[2:]
+    if not fits or any(size not in sizes for size, sizes in zip(added.shape, leading, strict=False)):
         raise ValueError(f"{expected}, got {list(added.shape)}")
     return added
 
@@ -297,14 +294,3 @@ def _consecutive_start(side: Side) -> Tensor | None:
     side = side.to(torch.int64)
     first = side[..., :1]
     return first.reshape(-1) if torch.equal(side, first + torch.arange(side.shape[-1])) else None
-
-
-@overload
-def add(a: Tensor | None, b: Tensor) -> Tensor: ...
-@overload
-def add(a: Tensor | None, b: Tensor | None) -> Tensor | None: ...
-def add(a, b):
-    """a + b, where None adds nothing."""
-    if a is None or b is None:
-        return b if a is None else a
-    return a + b

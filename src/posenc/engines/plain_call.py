@@ -90,9 +90,8 @@ def run(
             keys = slice(first, None)
             if known is None and key is None and q_length == 1 and not torch.is_grad_enabled():
                 # PyTorch's attention gives zeros itself to a query that sees nothing
-                hidden = dense_terms.hide(
-                    None, made.allowed_by_token(columns=keys), made.added(columns=keys), precision
-                )
+                allowed, added = made.allowed_by_token(columns=keys), made.added(columns=keys)
+                hidden = dense_terms.hide(None, allowed, added, precision)
             else:
                 known = known or joined_masks.join(made, limits, q_length, k_length, precision, columns=keys, key=key)
                 hidden, is_empty = known.hidden, known.is_empty
@@ -115,9 +114,8 @@ def run(
     elif mask is not None and mask.requires_grad:
         out = dense.attend_with_mask(q, k, v, mask, size**-0.5 if scale is None else float(scale), True)
     else:
-        out = fused_attention(
-            q, k, v, mask, 0.0, causal and mask is None and q_length > 1, None if scale is None else float(scale)
-        )
+        is_causal = causal and mask is None and q_length > 1
+        out = fused_attention(q, k, v, mask, 0.0, is_causal, None if scale is None else float(scale))
     if is_empty is not None:
         out = out.masked_fill(is_empty, 0.0)
     if (hidden is not None or (mask is not None and limits != (None, None))) and holds_nan(out):

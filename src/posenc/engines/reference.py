@@ -29,9 +29,7 @@ def supports(lowered: LoweredPlan) -> str | None:
 
 
 def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> tuple[Tensor, Tensor]:
-    plan = lowered.plan
-    q, k, v = _shift_and_rotate(q, k, v, plan)
-    return attention(q, k, v, plan, lowered.mask, lowered.dropout)
+    return attention(*_shift_and_rotate(q, k, v, lowered.plan), lowered.plan, lowered.mask, lowered.dropout)
 
 
 def scores(q: Tensor, k: Tensor, lowered: LoweredPlan) -> Tensor:
@@ -112,9 +110,8 @@ def logits(q: Tensor, k: Tensor, plan: Plan, rows: slice = ALL, columns: slice =
             states = q if lookup.states is None else lookup.states[:, :, rows].to(precision)
             if lookup.query_shift is not None:
                 states = states + lookup.query_shift.to(precision)[:, None, :]
-            s = s + (states @ lookup.dot_query.to(precision).transpose(-1, -2)).expand(
-                *s.shape[:3], lookup.index.n
-            ).gather(3, at)
+            products = states @ lookup.dot_query.to(precision).transpose(-1, -2)
+            s = s + products.expand(*s.shape[:3], lookup.index.n).gather(3, at)
         if lookup.dot_key is not None:
             at = _expand_rows(lookup.index.of(positions, device, rows, columns), s) if at is None else at
             s = s + (lookup.dot_key.to(precision) @ k.transpose(-1, -2)).gather(2, at)

@@ -19,9 +19,9 @@ from .. import Plan, Positions
 from ..core import formulas
 from ..core.constants import constant
 from . import masks
-from .family import Family, tiny_text
+from .family import Family, tiny_model, tiny_text
 from .interface import is_free, prefers_original
-from .layer import Layer, NoAttentions, Part, split, zeros_beside
+from .layer import Layer, NoAttentions, Part, Sample, split, zeros_beside
 
 
 class Sloped(Layer):
@@ -57,7 +57,7 @@ class BloomAttention(Sloped, modeling_bloom.BloomAttention):
         zeros = keys.new_zeros(1, self.num_heads, positions.q_length)
         return Plan(positions, scale=self.inv_norm_factor, decay=(zeros, -keys))
 
-    def posenc_sample(self, length: int) -> tuple[int, int, Plan, dict[str, Any]]:
+    def posenc_sample(self, length: int) -> Sample:
         no_padding = zeros_beside(self.dense, 0)
         return self.num_heads, self.head_dim, self.posenc_plan(Positions(length), no_padding), {"causal": True}
 
@@ -67,9 +67,8 @@ class BloomAttention(Sloped, modeling_bloom.BloomAttention):
     ):  # fmt: skip
         # a dense mask: the text is short, or no engine is faster with it
         if output_attentions or (not masks.is_compact(attention_mask) and is_free(self, hidden_states.device)):
-            return super().forward(
-                hidden_states, residual, alibi, attention_mask, layer_past, use_cache, output_attentions, **kwargs
-            )
+            given = hidden_states, residual, alibi, attention_mask, layer_past, use_cache, output_attentions
+            return super().forward(*given, **kwargs)
         q, k, v = self._reshape(self.query_key_value(hidden_states))
         start = 0 if layer_past is None else layer_past.get_seq_length(self.layer_idx)
         start = start.clone().reshape(1) if isinstance(start, Tensor) else start
@@ -114,7 +113,7 @@ class MptAttention(Sloped, modeling_mpt.MptAttention):
     def posenc_plan(self, positions: Positions, device: torch.device) -> Plan:
         return Plan(positions, scale=self.softmax_scale, slopes=self.posenc_slope(device))
 
-    def posenc_sample(self, length: int) -> tuple[int, int, Plan, dict[str, Any]]:
+    def posenc_sample(self, length: int) -> Sample:
         plan = self.posenc_plan(Positions(length), zeros_beside(self.out_proj, 0).device)
         return self.n_heads, self.head_dim, plan, {"causal": True}
 
@@ -148,9 +147,8 @@ class MptBlock(Part, modeling_mpt.MptBlock):
                 output_attentions=False, **kwargs):  # fmt: skip
         if isinstance(output_attentions, NoAttentions):
             attention_mask = Padding(attention_mask)
-        return super().forward(
-            hidden_states, position_bias, attention_mask, layer_past, use_cache, output_attentions, **kwargs
-        )
+        given = hidden_states, position_bias, attention_mask, layer_past, use_cache, output_attentions
+        return super().forward(*given, **kwargs)
 
 
 def before_bloom(model: Any, args: tuple, kwargs: dict[str, Any]):
@@ -171,9 +169,8 @@ def _padding(model: Any, mask: Tensor | None, cache: Any, tokens: Tensor, dropou
     """The compact mask of a call; None: the original is faster."""
     keys = masks.past(cache) + tokens.shape[1]
     padded = mask is not None and not masks.nothing_padded(mask)
-    short = prefers_original(
-        model, tokens.shape[1], keys, tokens.device, kind="alibi", dropout=dropout, padded=padded
-    )  # fmt: skip
+    facts: Any = {"kind": "alibi", "dropout": dropout, "padded": padded}
+    short = prefers_original(model, tokens.shape[1], keys, tokens.device, **facts)
     return None if short else masks.padding(mask, keys, tokens.device, model)
 
 
@@ -191,13 +188,9 @@ def before_mpt(model: Any, args: tuple, kwargs: dict[str, Any]):
 
 
 def tiny(folder: str) -> tuple[Any, dict[str, Any]]:
-    from transformers import BloomConfig, MptConfig
-
     if folder == "bloom":
-        model: Any = modeling_bloom.BloomModel(BloomConfig(vocab_size=32, hidden_size=16, n_layer=2, n_head=2))
-    else:
-        model = modeling_mpt.MptModel(MptConfig(vocab_size=32, d_model=16, n_layers=2, n_heads=2, max_seq_len=192))
-    return model, tiny_text()
+        return tiny_model("Bloom", vocab_size=32, hidden_size=16, n_layer=2, n_head=2), tiny_text()
+    return tiny_model("Mpt", vocab_size=32, d_model=16, n_layers=2, n_heads=2, max_seq_len=192), tiny_text()
 
 
 FAMILY = Family(

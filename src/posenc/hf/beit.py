@@ -20,8 +20,8 @@ from .. import Plan, Positions
 from ..core.memo import Memo, may_keep
 from ..encodings.grid.bias import GridBias
 from ..nn import blocks
-from .family import Family, InterfaceLayer, scatter, variants
-from .layer import Layer, Part, split
+from .family import SIZES, Family, InterfaceLayer, tiny_model, variants
+from .layer import Layer, Part, Sample, split
 
 
 class GridTable(Part):
@@ -94,7 +94,7 @@ class Data2VecVision(Layer):
         )
     }  # fmt: skip
 
-    def posenc_sample(self, length: int) -> tuple[int, int, Plan, dict[str, Any]]:
+    def posenc_sample(self, length: int) -> Sample:
         own = self.relative_position_bias if self.has_relative_position_bias else None
         table, window = (None, (1, length - 1)) if own is None else (own.relative_position_bias_table, own.window_size)
         plan = plan_image(table, window, self.attention_head_size**-0.5)
@@ -130,22 +130,17 @@ def _rows_of(images: slice, rows: slice, bias: Tensor) -> Tensor:
 
 
 def tiny(folder: str) -> tuple[Any, dict[str, Any]]:
-    import transformers
-
     name = {"beit": "Beit", "data2vec": "Data2VecVision"}[folder]
-    config = getattr(transformers, f"{name}Config")(
-        vocab_size=9, image_size=8, patch_size=2, hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
-        intermediate_size=16, use_relative_position_bias=True, drop_path_rate=0.0,
-    )  # fmt: skip
-    return scatter(getattr(transformers, f"{name}Model")(config)), {"pixel_values": torch.randn(2, 3, 8, 8)}
+    image = dict(image_size=8, patch_size=2, use_relative_position_bias=True, drop_path_rate=0.0)
+    return tiny_model(name, vocab_size=9, **SIZES, **image), {"pixel_values": torch.randn(2, 3, 8, 8)}
 
 
 VISION = "data2vec.modeling_data2vec_vision.Data2VecVision"
 FAMILY = Family(
     tiny,
     parts=(
-        *variants(GridTable, "beit.modeling_beit.BeitRelativePositionBias", f"{VISION}RelativePositionBias"),
-        *variants(Beit, "beit.modeling_beit.BeitAttention"),
+        *variants(GridTable, "beit.BeitRelativePositionBias", f"{VISION}RelativePositionBias"),
+        *variants(Beit, "beit.BeitAttention"),
         *variants(Data2VecVision, f"{VISION}SelfAttention", f"{VISION}SdpaSelfAttention"),
     ),
 )

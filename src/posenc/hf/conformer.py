@@ -24,7 +24,7 @@ from .. import Index, Lookup, Plan, Positions
 from ..core import index
 from ..encodings.transformer_xl import beyond_shift
 from . import interface
-from .family import Family, InterfaceLayer, InterfacePart
+from .family import SIZES, Family, InterfaceLayer, InterfacePart, variants
 from .layer import split, zeros_beside
 from .masks import is_short
 
@@ -42,10 +42,8 @@ def forward(
     ):
         return original(hidden_states, attention_mask=attention_mask, **kwargs)
     waves = kwargs.pop("relative_position_embeddings", None)
-    q, k, v = (
-        split(project(hidden_states), module.head_size)
-        for project in (module.linear_q, module.linear_k, module.linear_v)
-    )
+    linears = module.linear_q, module.linear_k, module.linear_v
+    q, k, v = (split(project(hidden_states), module.head_size) for project in linears)
     # chunks are a dense mask
     is_dense = isinstance(attention_mask, Tensor) and interface.is_free(module, q.device) and q.shape[2] <= FEW
     if kind == "relative_key" and (is_dense or is_short(module, hidden_states, dropout=dropout)):
@@ -120,22 +118,6 @@ class Conformer(InterfaceLayer):
         return module.num_heads, module.head_size, Plan(positions) if make is None else make(positions), {}
 
 
-class Wav2Vec2Conformer(Conformer):
-    original = modeling_wav2vec2_conformer.Wav2Vec2ConformerSelfAttention
-
-
-class Wav2Vec2Bert(Conformer):
-    original = modeling_wav2vec2_bert.Wav2Vec2BertSelfAttention
-
-
-class Seamless(Conformer):
-    original = modeling_seamless_m4t.SeamlessM4TConformerSelfAttention
-
-
-class SeamlessV2(Conformer):
-    original = modeling_seamless_m4t_v2.SeamlessM4Tv2ConformerSelfAttention
-
-
 def one_chunk(module: Any, original: Callable, attention_mask, hidden_states) -> Tensor | None:
     """A chunk that holds everything masks nothing; the original makes [L, L] for it."""
     is_whole = hidden_states.shape[1] <= module.config.speech_encoder_chunk_size
@@ -164,34 +146,33 @@ def tiny(folder: str) -> tuple[Any, dict[str, Any]]:
     from transformers import SeamlessM4TConfig, SeamlessM4Tv2Config, Wav2Vec2BertConfig, Wav2Vec2ConformerConfig
 
     sizes: dict[str, Any] = {"hidden_size": 16, "conv_depthwise_kernel_size": 3, "attn_implementation": "eager"}
-    own = {**sizes, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16, "layerdrop": 0.0}
+    own = {**SIZES, **sizes, "num_hidden_layers": 1, "layerdrop": 0.0}
     speech = {
         **sizes, "speech_encoder_layers": 1, "speech_encoder_attention_heads": 2, "speech_encoder_intermediate_size": 16,
         "speech_encoder_layerdrop": 0.0,
     }  # fmt: skip
-    encoder: Any
+    config: Any
     if folder == "wav2vec2_conformer":
-        config = Wav2Vec2ConformerConfig(
-            **own, position_embeddings_type="relative", num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2
-        )
-        encoder = modeling_wav2vec2_conformer.Wav2Vec2ConformerEncoder(config)
+        conv = {"num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2}
+        config = Wav2Vec2ConformerConfig(**own, **conv, position_embeddings_type="relative")
+        cls: Any = modeling_wav2vec2_conformer.Wav2Vec2ConformerEncoder
     elif folder == "wav2vec2_bert":
-        encoder = modeling_wav2vec2_bert.Wav2Vec2BertEncoder(Wav2Vec2BertConfig(**own, left_max_position_embeddings=6))
+        config = Wav2Vec2BertConfig(**own, left_max_position_embeddings=6)
+        cls = modeling_wav2vec2_bert.Wav2Vec2BertEncoder
     elif folder == "seamless_m4t":
-        encoder = modeling_seamless_m4t.SeamlessM4TConformerEncoder(
-            SeamlessM4TConfig(**speech, position_embeddings_type="relative")
-        )
+        config = SeamlessM4TConfig(**speech, position_embeddings_type="relative")
+        cls = modeling_seamless_m4t.SeamlessM4TConformerEncoder
     else:
-        encoder = modeling_seamless_m4t_v2.SeamlessM4Tv2ConformerEncoder(
-            SeamlessM4Tv2Config(
-                **{**speech, "attn_implementation": "sdpa"},  # "eager" adds a boolean mask to the scores
-                position_embeddings_type="relative_key",
-                left_max_position_embeddings=6,
-            )
-        )
+        speech["attn_implementation"] = "sdpa"  # "eager" adds a boolean mask to the scores
+        config = SeamlessM4Tv2Config(**speech, position_embeddings_type="relative_key", left_max_position_embeddings=6)
+        cls = modeling_seamless_m4t_v2.SeamlessM4Tv2ConformerEncoder
     mask = torch.ones(2, 170, dtype=torch.bool)
     mask[1, 113:] = False
-    return Tiny(encoder), {"x": torch.randn(2, 170, 16), "attention_mask": mask}
+    return Tiny(cls(config)), {"x": torch.randn(2, 170, 16), "attention_mask": mask}
 
 
-FAMILY = Family(tiny, parts=(Wav2Vec2Conformer, Wav2Vec2Bert, Seamless, SeamlessV2, SeamlessV2Encoder))
+LAYERS = variants(
+    Conformer, "wav2vec2_conformer.Wav2Vec2ConformerSelfAttention", "wav2vec2_bert.Wav2Vec2BertSelfAttention",
+    "seamless_m4t.SeamlessM4TConformerSelfAttention", "seamless_m4t_v2.SeamlessM4Tv2ConformerSelfAttention",
+)  # fmt: skip
+FAMILY = Family(tiny, parts=(*LAYERS, SeamlessV2Encoder))

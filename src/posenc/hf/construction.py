@@ -34,13 +34,9 @@ def register(name: str) -> None:
             module = import_module(f"transformers.models.{file}")
         except ImportError:
             continue
-        for table in [value for value in vars(module).values() if _is_table(value)]:
-            table.setdefault(name, partial(_construct, table, name))
-
-
-def _is_table(value: Any) -> bool:
-    """Whether this is a dict of attention classes by implementation."""
-    return isinstance(value, dict) and inspect.isclass(kind := value.get("eager")) and issubclass(kind, nn.Module)
+        for table in [value for value in vars(module).values() if isinstance(value, dict)]:
+            if inspect.isclass(kind := table.get("eager")) and issubclass(kind, nn.Module):
+                table.setdefault(name, partial(_construct, table, name))
 
 
 def _construct(table: dict[str, type[nn.Module]], name: str, config: Any, *args: Any, **kwargs: Any) -> nn.Module:

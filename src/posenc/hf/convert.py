@@ -107,14 +107,10 @@ def _deberta(module: Any, shared: Any) -> Attention:
     )  # fmt: skip
 
 
-def _normed(encoder: Any) -> bool:
-    return "layer_norm" in getattr(encoder, "norm_rel_ebd", ())
-
-
 def _deberta_pairs(attention: Any, module: Any, shared: Any) -> Pairs:
     core, position = module.self, attention.encoding
     pairs: Pairs = [(position.table, shared.rel_embeddings.weight[: position.table.shape[0]])]
-    if _normed(shared):
+    if "layer_norm" in getattr(shared, "norm_rel_ebd", ()):
         pairs += [(position.norm.weight, shared.LayerNorm.weight), (position.norm.bias, shared.LayerNorm.bias)]
     output = module.output.dense
     if hasattr(core, "query_proj"):
@@ -146,19 +142,11 @@ def _xlnet(module: Any, shared: Any) -> Attention:
 
 def _xlnet_pairs(attention: Any, module: Any, shared: Any) -> Pairs:
     position = attention.encoding
-    projections = [
-        (attention.q_proj, "q"),
-        (attention.k_proj, "k"),
-        (attention.v_proj, "v"),
-        (position.position_proj, "r"),
-    ]
-    pairs: Pairs = [(ours.weight, getattr(module, name).permute(1, 2, 0)) for ours, name in projections]
-    pairs.append((attention.o_proj.weight, module.o))
-    names = (
-        ("content_bias", "r_w_bias"), ("position_bias", "r_r_bias"),
-        ("segment_bias", "r_s_bias"), ("segment_table", "seg_embed"),
-    )  # fmt: skip
-    return pairs + [(getattr(position, ours), getattr(module, theirs)) for ours, theirs in names]
+    linears = zip((attention.q_proj, attention.k_proj, attention.v_proj, position.position_proj), "qkvr", strict=True)
+    pairs: Pairs = [(ours.weight, getattr(module, name).permute(1, 2, 0)) for ours, name in linears]
+    pairs += [(attention.o_proj.weight, module.o), (position.segment_table, module.seg_embed)]
+    biases = {"content_bias": "r_w_bias", "position_bias": "r_r_bias", "segment_bias": "r_s_bias"}
+    return pairs + [(getattr(position, ours), getattr(module, theirs)) for ours, theirs in biases.items()]
 
 
 # ---- Llama-like ------------------------------------------------------------------------------------------------
@@ -168,18 +156,14 @@ def _llama(module: Any, shared: Any) -> Attention:
     rope: RoPE = rotary.from_config(module.config)
     if abs(module.scaling - module.head_dim**-0.5) > 1e-6:
         raise UnsupportedModel(f"{type(module).__name__} scales scores by {module.scaling}, not by 1/sqrt(head_dim)")
+    holder = module.config if "Mistral" in type(module).__name__ else module  # Mistral's layers read it at each call
+    width = getattr(holder, "sliding_window", None)
     return Attention(
         module.q_proj.in_features, module.q_proj.out_features // module.head_dim, head_dim=module.head_dim,
         kv_heads=module.k_proj.out_features // module.head_dim, encoding=rope, causal=True,
-        window=_window(module), dropout=module.attention_dropout, bias=module.q_proj.bias is not None,
+        window=None if width is None else (width - 1, None), dropout=module.attention_dropout, bias=module.q_proj.bias is not None,
         out_bias=module.o_proj.bias is not None,
     )  # fmt: skip
-
-
-def _window(module: Any) -> tuple[int, None] | None:
-    holder = module.config if "Mistral" in type(module).__name__ else module  # Mistral's layers read it at each call
-    width = getattr(holder, "sliding_window", None)
-    return None if width is None else (width - 1, None)
 
 
 def _llama_pairs(attention: Any, module: Any, shared: Any) -> Pairs:

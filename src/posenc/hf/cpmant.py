@@ -17,8 +17,8 @@ from transformers.models.cpmant import modeling_cpmant
 
 from .. import Plan, Positions
 from . import masks
-from .family import Family, scatter
-from .layer import Layer, Part, split, zeros_beside
+from .family import Family, tiny_model
+from .layer import Layer, Part, Sample, split, zeros_beside
 
 
 class CpmAntAttention(Layer, modeling_cpmant.CpmAntAttention):
@@ -28,7 +28,7 @@ class CpmAntAttention(Layer, modeling_cpmant.CpmAntAttention):
         "forward": ("hidden_q", "hidden_kv", "attention_mask", "position_bias", "output_attentions", "past_key_values")
     }
 
-    def posenc_sample(self, length: int) -> tuple[int, int, Plan, dict[str, Any]]:
+    def posenc_sample(self, length: int) -> Sample:
         mask = zeros_beside(self.project_q, 1, self.num_heads, length, length)
         return self.num_heads, self.dim_head, Plan(Positions(length)), {"mask": mask}
 
@@ -37,25 +37,16 @@ class CpmAntAttention(Layer, modeling_cpmant.CpmAntAttention):
         use_cache=None, **kwargs,
     ):  # fmt: skip
         if attention_mask is not None:  # the encoder's original runs
-            return super().forward(
-                hidden_q,
-                hidden_kv,
-                attention_mask,
-                position_bias,
-                output_attentions,
-                past_key_values,
-                use_cache,
-                **kwargs,
-            )
+            given = hidden_q, hidden_kv, attention_mask, position_bias, output_attentions, past_key_values, use_cache
+            return super().forward(*given, **kwargs)
         q = split(self.project_q(hidden_q), self.dim_head)
         k, v = (split(project(hidden_kv), self.dim_head) for project in (self.project_k, self.project_v))
         if past_key_values is not None:
             k, v = past_key_values.update(k, v, self.layer_idx)
         drop = 0.0 if self.dropout is None else self.dropout.p
         out = self.posenc_run_dense(q, k, v, position_bias, self.dim_head**-0.5, drop)
-        empty = (
-            position_bias[:, 0, :, :1] == torch.finfo(position_bias.dtype).min
-        )  # padding sees nothing, and gives zeros
+        # padding sees nothing, and gives zeros
+        empty = position_bias[:, 0, :, :1] == torch.finfo(position_bias.dtype).min
         return self.attention_out(out.masked_fill(empty, 0.0)), None
 
 
@@ -78,15 +69,13 @@ class CpmAntEncoder(Part, modeling_cpmant.CpmAntEncoder):
 
 
 def tiny(folder: str, **options: Any) -> tuple[Any, dict[str, Any]]:
-    from transformers import CpmAntConfig, CpmAntModel
-
     sizes = dict(
         vocab_size=32, hidden_size=16, num_attention_heads=2, dim_head=8, dim_ff=16, num_hidden_layers=2, prompt_length=5,
         prompt_types=3, segment_types=4, position_bias_num_buckets=16, position_bias_max_distance=40, init_std=0.1,
     )  # fmt: skip
     ids = torch.arange(120).reshape(2, 60) % 30 + 2
     ids[1, :20] = 0  # padding
-    return scatter(CpmAntModel(CpmAntConfig(**{**sizes, **options}))), {"input_ids": ids}
+    return tiny_model("CpmAnt", **{**sizes, **options}), {"input_ids": ids}
 
 
 FAMILY = Family(tiny, parts=(CpmAntAttention, CpmAntEncoder))

@@ -21,14 +21,19 @@ from ..core import index
 from ..core.projection import project_heads
 from ..encodings.deberta import plan_disentangled
 from . import masks
-from .family import Family, tiny_text
-from .layer import Layer, Part, split, zeros_beside
+from .family import SIZES, Family, tiny_model, tiny_text, variants
+from .layer import Layer, Part, Sample, split, zeros_beside
 
 TERMS = {"c2p", "p2c"}
 
 
 class Disentangled(Layer):
-    """The part that v1 and v2 share."""
+    """The part that v1 and v2 share. Theirs are
+
+    posenc_projected(hidden_states, query_states)    q, k and v [B, H, L, D]
+    posenc_projections()                             the modules that project the table to K_r and to Q_r
+    posenc_distances(states)                         those that the original's own function computes, or None
+    """
 
     encoding = "deberta"
     posenc_shares_sequences = True
@@ -66,14 +71,7 @@ class Disentangled(Layer):
         """The table's rows that a length needs, and their index."""
         return slice(self.posenc_index.n), self.posenc_index
 
-    def posenc_projections(self):
-        """The modules that project the table to K_r and to Q_r."""
-        raise NotImplementedError
-
-    def posenc_projected(self, hidden_states: Tensor, query_states: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        raise NotImplementedError
-
-    def posenc_sample(self, length: int) -> tuple[int, int, Plan, dict[str, Any]]:
+    def posenc_sample(self, length: int) -> Sample:
         linear = self.in_proj if hasattr(self, "in_proj") else self.query_proj
         table = None
         if self.relative_attention:
@@ -82,27 +80,17 @@ class Disentangled(Layer):
         return self.num_attention_heads, self.attention_head_size, plan, {}
 
     def forward(
-        self,
-        hidden_states,
-        attention_mask,
-        output_attentions=False,
-        query_states=None,
-        relative_pos=None,
-        rel_embeddings=None,
-    ):
+        self, hidden_states, attention_mask, output_attentions=False, query_states=None, relative_pos=None, rel_embeddings=None
+    ):  # fmt: skip
         if output_attentions or relative_pos is not None:
             if self.posenc_context is not None:
                 raise ValueError("output_attentions and relative_pos cannot go with context_parallel; leave them out")
             if output_attentions:
                 masks.log_dense()
-            return super().forward(
-                hidden_states,
-                _dense(attention_mask, hidden_states.shape[1]),
-                output_attentions,
-                query_states=query_states,
-                relative_pos=self.posenc_distances(hidden_states) if relative_pos is None else relative_pos,
-                rel_embeddings=rel_embeddings,
-            )
+            attention_mask = _dense(attention_mask, hidden_states.shape[1])
+            relative_pos = self.posenc_distances(hidden_states) if relative_pos is None else relative_pos
+            given = {"query_states": query_states, "relative_pos": relative_pos, "rel_embeddings": rel_embeddings}
+            return super().forward(hidden_states, attention_mask, output_attentions, **given)
         q, k, v = self.posenc_projected(hidden_states, query_states)
         length = self.posenc_length(k)
         plan = self.posenc_planned(
@@ -111,10 +99,6 @@ class Disentangled(Layer):
         options = masks.mask_options(_boolean(attention_mask), q.shape[2], causal=False)
         fully_masked = _fully_masked(attention_mask, options)
         return self.posenc_run(q, k, v, plan, options, self.dropout.p, fully_masked), None
-
-    def posenc_distances(self, states: Tensor) -> Tensor | None:
-        """The distances that the original's own function computes."""
-        raise NotImplementedError
 
 
 class DebertaSelfAttention(Disentangled, modeling_deberta.DisentangledSelfAttention):
@@ -180,14 +164,6 @@ class _Encoder(Part):
         return relative_pos
 
 
-class DebertaEncoder(_Encoder, modeling_deberta.DebertaEncoder):
-    original = modeling_deberta.DebertaEncoder
-
-
-class DebertaV2Encoder(_Encoder, modeling_deberta_v2.DebertaV2Encoder):
-    original = modeling_deberta_v2.DebertaV2Encoder
-
-
 def _boolean(mask: Tensor | None) -> Tensor | None:
     """A user's own mask holds ones and zeros of any dtype."""
     return mask if mask is None or masks.is_compact(mask) else mask.bool()
@@ -220,21 +196,14 @@ def before_model(model: Any, args: tuple, kwargs: dict[str, Any]):
 
 
 def tiny(folder: str) -> tuple[Any, dict[str, Any]]:
-    import transformers
-
     name = {"deberta": "Deberta", "deberta_v2": "DebertaV2"}[folder]
-    config = getattr(transformers, f"{name}Config")(
-        vocab_size=32, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16,
-        relative_attention=True, max_relative_positions=12, pos_att_type=["c2p", "p2c"], position_biased_input=False,
-    )  # fmt: skip
-    return getattr(transformers, f"{name}Model")(config), tiny_text()
+    terms = dict(relative_attention=True, max_relative_positions=12, pos_att_type=["c2p", "p2c"])
+    return tiny_model(name, vocab_size=32, **SIZES, **terms, position_biased_input=False), tiny_text()
 
 
+ENCODERS = variants(_Encoder, "deberta.DebertaEncoder", "deberta_v2.DebertaV2Encoder")
 FAMILY = Family(
     tiny,
-    parts=(DebertaSelfAttention, DebertaV2SelfAttention, DebertaEncoder, DebertaV2Encoder),
-    hooks={
-        modeling_deberta.DebertaModel: before_model,
-        modeling_deberta_v2.DebertaV2Model: before_model,
-    },
+    parts=(DebertaSelfAttention, DebertaV2SelfAttention, *ENCODERS),
+    hooks={modeling_deberta.DebertaModel: before_model, modeling_deberta_v2.DebertaV2Model: before_model},
 )

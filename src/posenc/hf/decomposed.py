@@ -18,9 +18,9 @@ from torch import Tensor
 
 from .. import Index, Lookup, Plan, Positions, attend
 from ..nn import blocks
-from .family import Family, scatter, variants
+from .family import Family, tiny_model, variants
 from .interface import are_collected
-from .layer import Layer
+from .layer import Layer, Sample
 
 
 class Decomposed(Layer):
@@ -29,15 +29,9 @@ class Decomposed(Layer):
     encoding = "decomposed"
     on_cpu, on_gpu = blocks.NAME, "sdpa"
     relies_on = {"forward": ("hidden_states", "output_attentions")}
-
-    def posenc_heads(self) -> int:
-        return self.num_attention_heads
-
-    def posenc_has_positions(self) -> bool:
-        return bool(self.use_rel_pos)
-
-    def posenc_dropout(self) -> float:
-        return self.dropout
+    posenc_heads = property(lambda self: self.num_attention_heads)
+    posenc_has_positions = property(lambda self: bool(self.use_rel_pos))
+    posenc_dropout = property(lambda self: self.dropout)
 
     def posenc_plan(self, grid: tuple[int, int]) -> Plan:
         tokens = torch.arange(grid[0] * grid[1], device=self.rel_pos_h.device)
@@ -52,18 +46,18 @@ class Decomposed(Layer):
             lookups.append(Lookup(Index(1 - size, size - 1, axis=axis), dot_query=table[None]))
         return Plan(at, lookups=tuple(lookups), scale=self.scale)
 
-    def posenc_sample(self, length: int) -> tuple[int, int, Plan, dict[str, Any]]:
-        heads, side = self.posenc_heads(), max(1, int(length**0.5))
-        plan = self.posenc_plan((side, side)) if self.posenc_has_positions() else Plan(Positions(side * side))
+    def posenc_sample(self, length: int) -> Sample:
+        heads, side = self.posenc_heads, max(1, int(length**0.5))
+        plan = self.posenc_plan((side, side)) if self.posenc_has_positions else Plan(Positions(side * side))
         return heads, self.qkv.in_features // heads, plan, {}
 
     def posenc_attend(self, states: Tensor) -> Tensor:
         """[B, rows, columns, channels] -> the same."""
         batch, height, width, channels = states.shape
-        heads, length = self.posenc_heads(), height * width
+        heads, length = self.posenc_heads, height * width
         shape = (batch, length, 3, heads, channels // heads)
         q, k, v = self.qkv(states).reshape(shape).permute(2, 0, 3, 1, 4).unbind(0)
-        dropout = self.posenc_dropout() if self.training else 0.0
+        dropout = self.posenc_dropout if self.training else 0.0
         if blocks.is_auto(self):
             tables = self.rel_pos_h, self.rel_pos_w
             out = blocks.attend_axes(q, k, v, (height, width), *tables, scale=self.scale, dropout=dropout)
@@ -73,7 +67,7 @@ class Decomposed(Layer):
         return self.proj(out.reshape(batch, height, width, channels))
 
     def forward(self, hidden_states, output_attentions=None):
-        if output_attentions or are_collected() or not self.posenc_has_positions():
+        if output_attentions or are_collected() or not self.posenc_has_positions:
             return super().forward(hidden_states, output_attentions)
         return self.posenc_attend(hidden_states), None
 
@@ -81,59 +75,51 @@ class Decomposed(Layer):
 class WithoutDropout(Decomposed):
     """SAM's "sdpa" layers have none."""
 
-    def posenc_dropout(self) -> float:
-        return 0.0
+    posenc_dropout = 0.0
 
 
 class SegGpt(WithoutDropout):
-    def posenc_has_positions(self) -> bool:
-        return bool(self.use_relative_position_embeddings)
+    posenc_has_positions = property(lambda self: bool(self.use_relative_position_embeddings))
 
 
 class VitDet(SegGpt):
     relies_on = {"forward": ("hidden_state", "output_attentions")}
-
-    def posenc_heads(self) -> int:
-        return self.num_heads
+    posenc_heads = property(lambda self: self.num_heads)
 
     def forward(self, hidden_state, output_attentions=False):
-        if output_attentions or are_collected() or not self.posenc_has_positions():
+        if output_attentions or are_collected() or not self.posenc_has_positions:
             return super(Decomposed, self).forward(hidden_state, output_attentions)
         return (self.posenc_attend(hidden_state),)
 
 
 def tiny(folder: str) -> tuple[Any, dict[str, Any]]:
     """Two layers, one in windows of 3 x 3, in an image of 5 x 5 patches; those that end in a language model: their encoder."""
-    import transformers
-
     pixels = torch.randn(2, 3, 10, 10)
+    sizes = dict(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, patch_size=2)
     if folder == "vitdet":
-        config = transformers.VitDetConfig(
-            image_size=10, pretrain_image_size=10, patch_size=2, hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
-            window_block_indices=[0], window_size=3, use_relative_position_embeddings=True, mlp_ratio=1,
+        model = tiny_model(
+            "VitDet", **sizes, image_size=10, pretrain_image_size=10, window_block_indices=[0], window_size=3,
+            use_relative_position_embeddings=True, mlp_ratio=1,
         )  # fmt: skip
-        return scatter(transformers.VitDetModel(config)), {"pixel_values": pixels}
+        return model, {"pixel_values": pixels}
     if folder == "seggpt":
-        config = transformers.SegGptConfig(
-            image_size=[12, 6], pretrain_image_size=6, patch_size=2, hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
-            mlp_dim=16, merge_index=0, intermediate_hidden_state_indices=[0, 1], decoder_hidden_size=4,
+        model = tiny_model(
+            "SegGpt", **sizes, image_size=[12, 6], pretrain_image_size=6, mlp_dim=16, merge_index=0,
+            intermediate_hidden_state_indices=[0, 1], decoder_hidden_size=4,
         )  # fmt: skip
         half = torch.randn(2, 3, 6, 6)
-        return scatter(transformers.SegGptModel(config)), dict(
-            pixel_values=half, prompt_pixel_values=half, prompt_masks=half
-        )
+        return model, dict(pixel_values=half, prompt_pixel_values=half, prompt_masks=half)
     modeling = importlib.import_module(f"transformers.models.{folder}.modeling_{folder}")
     configuration = importlib.import_module(f"transformers.models.{folder}.configuration_{folder}")
     prefix = ENCODERS[folder]
     config = getattr(configuration, f"{prefix}VisionConfig")(
-        hidden_size=16, output_channels=8, num_hidden_layers=2, num_attention_heads=2, image_size=10, patch_size=2, window_size=3,
-        global_attn_indexes=[1], mlp_dim=16, mlp_ratio=1.0,
-    )  # fmt: skip
+        **sizes, output_channels=8, image_size=10, window_size=3, global_attn_indexes=[1], mlp_dim=16, mlp_ratio=1.0
+    )
     for name, small in (("downsample_channels", [8, 8]), ("post_conv_in_channels", 8), ("decoder_hidden_size", 8)):
         if hasattr(config, name):
             setattr(config, name, small)
-    model = getattr(modeling, f"{prefix}VisionEncoder", None) or getattr(modeling, f"{prefix}VisionModel")
-    return scatter(model(config)), {"pixel_values": pixels}
+    cls = getattr(modeling, f"{prefix}VisionEncoder", None) or getattr(modeling, f"{prefix}VisionModel")
+    return cls(config), {"pixel_values": pixels}
 
 
 ENCODERS = {
@@ -141,14 +127,14 @@ ENCODERS = {
     "unlimited_ocr": "UnlimitedOcrSam", "deepseek_ocr2": "DeepseekOcr2Sam",
 }  # fmt: skip
 """Folder -> the prefix of its copy of SAM's vision encoder."""
-COPIES = [f"{folder}.modeling_{folder}.{prefix}" for folder, prefix in ENCODERS.items()]
+COPIES = [f"{folder}.{prefix}" for folder, prefix in ENCODERS.items()]
 
 FAMILY = Family(
     tiny,
     parts=(
         *variants(Decomposed, *(f"{copy}VisionAttention" for copy in COPIES)),
         *variants(WithoutDropout, *(f"{copy}VisionSdpaAttention" for copy in COPIES)),
-        *variants(SegGpt, "seggpt.modeling_seggpt.SegGptAttention"),
-        *variants(VitDet, "vitdet.modeling_vitdet.VitDetAttention"),
+        *variants(SegGpt, "seggpt.SegGptAttention"),
+        *variants(VitDet, "vitdet.VitDetAttention"),
     ),
 )

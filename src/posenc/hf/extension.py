@@ -93,11 +93,18 @@ def extend(model: Model, scaling: Scaling | None, *, max_length: int | None = No
             f"{type(model).__name__} has no rotary_emb to swap; Llama, Mistral, Qwen, Gemma, Phi, GPT-NeoX have one, "
             "and GPT-J's tables are supported"
         )
-    changes = [_checked_change(parent, child, scaling, max_length) for parent, child in found]
+    changes = []
+    for parent, child in found:
+        try:
+            changes.append(_change(parent, child, scaling, max_length))
+        except ValueError:
+            raise
+        except Exception as error:  # a configuration that has no head_dim but one for each layer, and whatever comes
+            raise UnsupportedModel(f"{type(child).__name__}: {_last_line(error)}") from error
     own = [_rope(layer.config, None, scaling) for layer in tables]
-    kinds = set().union(
-        *(one.length_dependent for one in changes), {None} if any(r.length_dependent for r in own) else ()
-    )
+    kinds = set().union(*(one.length_dependent for one in changes))
+    if any(rope.length_dependent for rope in own):
+        kinds.add(None)
     layers = _unrotated([one.parent for one in changes] + tables, scaling, kinds) if kinds else []
 
     for layer in layers:
@@ -151,15 +158,6 @@ def _texts(config: Any) -> set[str]:
     return {part.get_text_config().model_type for part in both or [config]} if parts else set()
 
 
-def _checked_change(parent: Any, child: Any, scaling: Scaling | None, max_length: int | None) -> Change:
-    try:
-        return _change(parent, child, scaling, max_length)
-    except ValueError:
-        raise
-    except Exception as error:  # a configuration that has no head_dim but one for each layer, and whatever comes
-        raise UnsupportedModel(f"{type(child).__name__}: {_last_line(error)}") from error
-
-
 def _change(parent: Any, child: Any, scaling: Scaling | None, max_length: int | None) -> Change:
     """Everything that may fail."""
     config, name = child.config, type(child).__name__
@@ -209,9 +207,8 @@ def _candidate_values(config: Any, kind: str | None, rope: RoPE, max_length: int
     except ValueError as error:  # no rope_type for it
         reason = error
     if not rope.length_dependent and rope.scaling is not None and all(rope.frequencies()):
-        divisors = tuple(
-            plain / scaled for plain, scaled in zip(_bare(rope, None).frequencies(), rope.frequencies(), strict=True)
-        )
+        pairs = zip(_bare(rope, None).frequencies(), rope.frequencies(), strict=True)
+        divisors = tuple(plain / scaled for plain, scaled in pairs)
         original = getattr(rope.scaling, "original", None) or config.max_position_embeddings
         lists = LongRoPE(
             short=divisors, long=divisors, original=original, factor=getattr(rope.scaling, "factor", 1.0),
@@ -250,13 +247,10 @@ def _rotates_as(made: Any, kind: str | None, rope: RoPE) -> bool:
     before = "" if kind is None else f"{kind}_"
     theirs, factor = getattr(made, f"{before}inv_freq", None), getattr(made, f"{before}attention_scaling", None)
     ours = torch.tensor(rope.frequencies(), dtype=torch.float64)
-    return (
-        theirs is not None
-        and factor is not None
-        and theirs.shape == ours.shape
-        and torch.allclose(theirs.double().cpu(), ours, rtol=1e-5, atol=0.0)
-        and math.isclose(factor, rope.attention_factor, rel_tol=1e-5)
-    )
+    if theirs is None or factor is None or theirs.shape != ours.shape:
+        return False
+    is_close = torch.allclose(theirs.double().cpu(), ours, rtol=1e-5, atol=0.0)
+    return is_close and math.isclose(factor, rope.attention_factor, rel_tol=1e-5)
 
 
 def _rope_type(values: dict[str, Any], kind: str | None) -> str:
@@ -265,7 +259,7 @@ def _rope_type(values: dict[str, Any], kind: str | None) -> str:
 
 
 def _last_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[-1].strip() if str(error).strip() else type(error).__name__
+    return (str(error).strip() or type(error).__name__).splitlines()[-1].strip()
 
 
 def _unrotated(parents: list[Any], scaling: Scaling | None, kinds: set[str | None]) -> list[Any]:
@@ -301,8 +295,7 @@ def _rope(config: Any, kind: str | None, scaling: Scaling | None) -> RoPE:
             f"its rotation is {setup.scaling}, which {scaling} would replace; give Proportional with the same fraction "
             "and a factor"
         )
-    options: dict[str, Any] = {**setup.options(), "scaling": scaling}
-    return RoPE(**options)
+    return RoPE(**{**setup.options(), "scaling": scaling})
 
 
 def _bare(rope: RoPE, scaling: Scaling | None) -> RoPE:

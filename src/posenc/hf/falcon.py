@@ -17,9 +17,9 @@ from transformers.models.falcon import modeling_falcon
 
 from .. import Plan, Positions
 from . import masks, rules
-from .family import Family, scatter, tiny_text
-from .interface import nothing_padded
-from .layer import Layer, Part, zeros_beside
+from .family import Family, tiny_text
+from .interface_mask import nothing_padded
+from .layer import Layer, Part, Sample, zeros_beside
 
 SHORT, SHORT_TRAINED = 41.0, 8.0
 """The original is faster up to 1024 tokens on a CPU, rules.BIASED times 41, and with gradients up to 452; 32 heads, ms of a layer:
@@ -40,9 +40,9 @@ class FalconAttention(Layer, modeling_falcon.FalconAttention):
 
     @staticmethod
     def refuses(module: Any) -> str | None:
-        if module.config._attn_implementation == "sdpa":
-            return None
         name = module.config._attn_implementation
+        if name == "sdpa":
+            return None
         return f"adds ALiBi twice with attn_implementation={name!r}; load the model with 'sdpa'"
 
     def posenc_plan(self, positions: Positions, keys: Tensor) -> Plan:
@@ -50,7 +50,7 @@ class FalconAttention(Layer, modeling_falcon.FalconAttention):
         zeros = keys.new_zeros(1, self.num_heads, positions.q_length)
         return Plan(positions, scale=self.inv_norm_factor, decay=(zeros, -keys))
 
-    def posenc_sample(self, length: int) -> tuple[int, int, Plan, dict[str, Any]]:
+    def posenc_sample(self, length: int) -> Sample:
         keys = zeros_beside(self.dense, 1, self.num_heads, length)
         return self.num_heads, self.head_dim, self.posenc_plan(Positions(length), keys), {"causal": True}
 
@@ -61,17 +61,15 @@ class FalconAttention(Layer, modeling_falcon.FalconAttention):
         length = hidden_states.shape[1]
         if length == 1 or attention_mask.shape[2] > 1:
             alibi = _undo_mask(attention_mask) / self.inv_norm_factor if output_attentions else attention_mask
-            return super().forward(
-                hidden_states, alibi, attention_mask, position_ids, layer_past, use_cache, output_attentions, **kwargs
-            )
+            given = hidden_states, alibi, attention_mask, position_ids, layer_past, use_cache, output_attentions
+            return super().forward(*given, **kwargs)
         q, k, v = (x.transpose(1, 2) for x in self._split_heads(self.query_key_value(hidden_states)))
         if layer_past is not None:
             k, v = layer_past.update(k, v, self.layer_idx)
         real = attention_mask[:, 0, 0] > torch.finfo(attention_mask.dtype).min
         options = {"causal": True, "key_mask": None if nothing_padded(real) else real}
-        plan = self.posenc_plan(
-            Positions((k.shape[2] - length, length), k.shape[2]), _undo_mask(attention_mask)[:, :, 0]
-        )
+        positions = Positions((k.shape[2] - length, length), k.shape[2])
+        plan = self.posenc_plan(positions, _undo_mask(attention_mask)[:, :, 0])
         fully_masked = masks.before_all_keys(options, length)
         return self.dense(self.posenc_run(q, k, v, plan, options, self.attention_dropout.p, fully_masked)), None
 
@@ -111,9 +109,8 @@ def before_model(model: Any, args: tuple, kwargs: dict[str, Any]):
     visible = mask[:, None, None, :].bool()
     times = SHORT_TRAINED if torch.is_grad_enabled() else SHORT
     is_dense = masks.wants_attentions(model, kwargs) or model.config._attn_implementation != "sdpa"
-    if tokens.shape[1] > 1 and (
-        is_dense or masks.is_short(model, tokens, few=int(times * rules.BIASED), kind="falcon")
-    ):
+    is_dense = is_dense or masks.is_short(model, tokens, few=int(times * rules.BIASED), kind="falcon")
+    if tokens.shape[1] > 1 and is_dense:
         at = torch.arange(keys, device=tokens.device)
         visible = visible & (at <= at[keys - tokens.shape[1] :, None])
     scale = (model.embed_dim // model.num_heads) ** 0.5
@@ -128,7 +125,7 @@ def tiny(folder: str) -> tuple[Any, dict[str, Any]]:
         vocab_size=32, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, alibi=True, multi_query=False,
         parallel_attn=False, bias=True, new_decoder_architecture=False,
     )  # fmt: skip
-    return scatter(modeling_falcon.FalconModel._from_config(config, attn_implementation="sdpa")), tiny_text(1030)
+    return modeling_falcon.FalconModel._from_config(config, attn_implementation="sdpa"), tiny_text(1030)
 
 
 FAMILY = Family(

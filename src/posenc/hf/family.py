@@ -30,6 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import Plan, Positions
+from .layer import Replacement, Sample
 
 FOLDERS = {
     "t5": "t5", "mt5": "t5", "umt5": "t5", "longt5": "longt5",
@@ -57,13 +58,9 @@ READ_TABLES = frozenset(
 INTERFACE, OVERRIDE = "interface", "override"
 
 
-class InterfacePart:
+class InterfacePart(Replacement):
     """A module whose class stays. It is a namespace: nothing makes an instance of it."""
 
-    original: type[nn.Module]
-    way = INTERFACE
-    relies_on: Mapping[str, tuple[str, ...]] = {}
-    """Method of the original -> the names of the arguments that it must take, in this order, others after them."""
     attributes: tuple[str, ...] = ()
     """Attributes that every instance must have."""
     replaces: Mapping[str, Callable] = {}
@@ -73,19 +70,9 @@ class InterfacePart:
     """A forward pre-hook (module, args, kwargs) -> (args, kwargs)."""
 
     @staticmethod
-    def concerns(module: Any) -> bool:
-        """Whether this module has a term; one that has none stays as it is."""
-        return True
-
-    @staticmethod
     def needs_hook(module: Any) -> bool:
         """Whether this module gets the hook: a module with one takes longer to call."""
         return True
-
-    @staticmethod
-    def refuses(module: Any) -> str | None:
-        """Why this module cannot be accelerated, or None."""
-        return None
 
     @staticmethod
     def prepare(module: Any) -> dict[str, Any]:
@@ -117,8 +104,8 @@ class InterfaceLayer(InterfacePart):
         raise NotImplementedError
 
     @staticmethod
-    def sample(module: Any, length: int) -> tuple[int, int, Plan, dict[str, Any]]:
-        """Heads, head size, plan and mask options of a typical call, for `report`."""
+    def sample(module: Any, length: int) -> Sample:
+        """A typical call, for `report`."""
         raise NotImplementedError
 
 
@@ -134,13 +121,14 @@ class Family:
 
 
 def variants(base: type, *names: str) -> tuple[Any, ...]:
-    """A part for each attention layer "folder.module.Class" of transformers.models that is a copy of one design. One that this
+    """A part for each "folder.Class" of transformers.models (or "folder.file.Class") that is a copy of one design. One that this
     release does not have is left out: its models are refused, and not those of the other folders."""
     found = []
     for name in names:
-        path, _, cls = name.rpartition(".")
+        folder, *file, cls = name.split(".")
+        path = f"transformers.models.{folder}.{file[0] if file else f'modeling_{folder}'}"
         try:
-            original = getattr(importlib.import_module(f"transformers.models.{path}"), cls)
+            original = getattr(importlib.import_module(path), cls)
         except (ImportError, AttributeError):
             continue
         bases = (base, original) if issubclass(base, nn.Module) else (base,)
@@ -149,12 +137,15 @@ def variants(base: type, *names: str) -> tuple[Any, ...]:
     return tuple(found)
 
 
-def scatter(model: nn.Module) -> nn.Module:
-    """Weights large enough for scores that matter, and tables that many models begin with zeros."""
-    for parameter in model.parameters():
-        if parameter.dim() > 1:
-            nn.init.normal_(parameter, std=0.2)
-    return model
+def tiny_model(name: str, **config: Any) -> Any:
+    """transformers' {name}Model of {name}Config(**config)."""
+    import transformers
+
+    return getattr(transformers, f"{name}Model")(getattr(transformers, f"{name}Config")(**config))
+
+
+SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+"""Of tiny models, as most configurations call them."""
 
 
 def tiny_text(length: int = 170) -> dict[str, Tensor]:
@@ -188,7 +179,7 @@ def load(folder: str) -> Family | str:
 
 def _changed(part: Any) -> str | None:
     """What the original has no longer."""
-    for method, names in getattr(part, "relies_on", {}).items():
+    for method, names in part.relies_on.items():
         found = getattr(part.original, method, None)
         where = f"{part.original.__name__}.{method}"
         if found is None:
@@ -213,7 +204,11 @@ def check_numbers(folder: str) -> str | None:
         warnings.simplefilter("ignore")  # those of the original are its own
         torch.manual_seed(0)
         model, inputs = family.tiny(folder)
-        scatter(model)  # with the weights that models begin with, attention is next to nothing of the output
+        for (
+            parameter
+        ) in model.parameters():  # those that models begin with make attention next to nothing of the output
+            if parameter.dim() > 1:
+                nn.init.normal_(parameter, std=0.2)
         reason = compare(model.eval(), lambda one: install(one, check=False), inputs)
         restore(model)
         if reason is None:  # once more as a longer text runs

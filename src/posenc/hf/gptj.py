@@ -17,8 +17,8 @@ from transformers.models.gptj import modeling_gptj
 
 from .. import Plan, Positions
 from . import interface, masks, rules
-from .family import Family, scatter, tiny_text, variants
-from .layer import Layer
+from .family import Family, tiny_model, tiny_text, variants
+from .layer import Layer, Sample
 
 
 class PlainAttention(Layer):
@@ -27,7 +27,7 @@ class PlainAttention(Layer):
     encoding = "no term"
     relies_on = {"_attn": ("query", "key", "value", "attention_mask")}
 
-    def posenc_sample(self, length: int) -> tuple[int, int, Plan, dict[str, Any]]:
+    def posenc_sample(self, length: int) -> Sample:
         return self.num_attention_heads, self.head_dim, Plan(Positions(length)), {"causal": True}
 
     def forward(self, *args: Any, output_attentions: bool = False, **kwargs: Any) -> Any:
@@ -41,20 +41,16 @@ class PlainAttention(Layer):
     def _attn(self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None) -> tuple[Any, Any]:
         if masks.is_compact(attention_mask):
             options = masks.mask_options(attention_mask, query.shape[2], causal=True)
-            plan = Plan(
-                Positions((key.shape[2] - query.shape[2], query.shape[2]), key.shape[2]), scale=self.posenc_scale()
-            )
+            positions = Positions((key.shape[2] - query.shape[2], query.shape[2]), key.shape[2])
+            plan = Plan(positions, scale=self.head_dim**-0.5)
             fully_masked = masks.before_all_keys(options, query.shape[2])
             out = self.posenc_run(query, key, value, plan, options, self.attn_dropout.p, fully_masked)
             return out.unflatten(-1, (-1, value.shape[3])).transpose(1, 2), None
         if attention_mask is None or interface.are_collected():
             return super()._attn(query, key, value, attention_mask)  # type: ignore[misc]
         drop = self.attn_dropout.p if self.training else 0.0
-        out, _ = interface.attention(self, query, key, value, attention_mask, scaling=self.posenc_scale(), dropout=drop)
+        out, _ = interface.attention(self, query, key, value, attention_mask, scaling=self.head_dim**-0.5, dropout=drop)
         return out.transpose(1, 2), None
-
-    def posenc_scale(self) -> float:
-        return self.head_dim**-0.5
 
 
 def before_model(model: Any, args: tuple, kwargs: dict[str, Any]):
@@ -69,21 +65,15 @@ def before_model(model: Any, args: tuple, kwargs: dict[str, Any]):
     return (), kwargs
 
 
-PARTS = variants(PlainAttention, "gptj.modeling_gptj.GPTJAttention", "codegen.modeling_codegen.CodeGenAttention")
+PARTS = variants(PlainAttention, "gptj.GPTJAttention", "codegen.CodeGenAttention")
 
 
 def tiny(folder: str, **options: Any) -> tuple[Any, dict[str, Any]]:
-    from transformers import CodeGenConfig, CodeGenModel, GPTJConfig, GPTJModel
-
-    config, model = (GPTJConfig, GPTJModel) if folder == "gptj" else (CodeGenConfig, CodeGenModel)
     sizes = dict(
         vocab_size=32, n_embd=32, n_layer=2, n_head=4, n_positions=256, rotary_dim=4, bos_token_id=1, eos_token_id=1
     )
-    return scatter(model(config(**{**sizes, **options}))), tiny_text()
+    return tiny_model("GPTJ" if folder == "gptj" else "CodeGen", **{**sizes, **options}), tiny_text()
 
 
-FAMILY = Family(
-    tiny,
-    parts=PARTS,
-    hooks={modeling_gptj.GPTJModel: before_model, modeling_codegen.CodeGenModel: before_model},
-)
+HOOKS = {modeling_gptj.GPTJModel: before_model, modeling_codegen.CodeGenModel: before_model}
+FAMILY = Family(tiny, parts=PARTS, hooks=HOOKS)

@@ -19,8 +19,9 @@ from torch import Tensor
 from .. import Positions
 from ..core import index
 from ..encodings.relative_logits import plan_bank
-from .family import Family, InterfaceLayer, scatter, tiny_text, variants
-from .interface import Mask, is_free, prefers_original
+from .family import Family, InterfaceLayer, tiny_text, variants
+from .interface import is_free, prefers_original
+from .interface_mask import Mask
 from .layer import zeros_beside
 
 
@@ -59,15 +60,10 @@ class Mixture:
 
 def keep_states(module: Any, original: Callable, relative_states, query_positions, key_positions) -> Mixture | Tensor:
     queries, keys, device = query_positions.shape[0], key_positions.shape[0], relative_states.device
-    if (queries == 1 and is_free(module, device)) or prefers_original(
-        module, queries, keys, device, dropout=module.attention_dropout
-    ):
+    rate = module.attention_dropout
+    if (queries == 1 and is_free(module, device)) or prefers_original(module, queries, keys, device, dropout=rate):
         return original(relative_states, query_positions, key_positions)
-    return Mixture(relative_states, partial(_dense, original, query_positions, key_positions))
-
-
-def _dense(original: Callable, query_positions: Tensor, key_positions: Tensor, states: Tensor) -> Tensor:
-    return original(states, query_positions, key_positions)
+    return Mixture(relative_states, lambda states: original(states, query_positions, key_positions))
 
 
 class Layer(InterfaceLayer):
@@ -92,9 +88,8 @@ class Layer(InterfaceLayer):
     @staticmethod
     def sample(module, length):
         states = zeros_beside(module.q_proj, 1, module.num_heads, length, module.config.d_rel)
-        plan = plan_bank(
-            Positions(length), module.posenc_index, states, module.rel_logits_proj.proj, module.scaling, None
-        )
+        bank = module.rel_logits_proj.proj
+        plan = plan_bank(Positions(length), module.posenc_index, states, bank, module.scaling, None)
         window = (module.sliding_window - 1, None) if module.is_sliding else None
         return module.num_heads, module.head_dim, plan, {"causal": True, "window": window}
 
@@ -108,10 +103,8 @@ class FullLayer(Layer):
 
 
 PARTS = (
-    *variants(
-        Layer, "inkling.modeling_inkling.InklingAttention", "inkling2.modeling_inkling2.Inkling2SlidingAttention"
-    ),
-    *variants(FullLayer, "inkling2.modeling_inkling2.Inkling2FullAttention"),
+    *variants(Layer, "inkling.InklingAttention", "inkling2.Inkling2SlidingAttention"),
+    *variants(FullLayer, "inkling2.Inkling2FullAttention"),
 )
 SIZES = dict(
     vocab_size=32, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=8,
@@ -133,7 +126,7 @@ def tiny(folder: str, **options: Any) -> tuple[Any, dict[str, Any]]:
     found = import_module(f"transformers.models.{folder}.configuration_{folder}")
     config = getattr(found, f"{name}TextConfig")(**{**SIZES, **more, **options})
     model = getattr(import_module(f"transformers.models.{folder}.modeling_{folder}"), f"{name}TextModel")
-    return scatter(model(config)), tiny_text()
+    return model(config), tiny_text()
 
 
 FAMILY = Family(tiny, parts=PARTS)

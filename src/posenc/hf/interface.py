@@ -29,19 +29,8 @@ from ..core.precision import autocast_is_on
 from ..core.torch_modes import is_exporting
 from ..functional import scores
 from . import construction, rules
-from .interface_mask import ALL, Mask, add_bias, as_summand, is_eager_only, make_mask, nothing_padded
+from .interface_mask import ALL, Mask, add_bias, as_summand, is_eager_only, make_mask
 from .layer import NO_ATTENTIONS, NO_CACHE, attend_together, log_once
-
-__all__ = [
-    "NO_TERMS",
-    "Mask",
-    "attention",
-    "is_free",
-    "make_mask",
-    "nothing_padded",
-    "prefers_dense",
-    "prefers_original",
-]
 
 NAME = "posenc"
 COLLECTED = getattr(output_capturing, "_active_collector", None)
@@ -68,13 +57,14 @@ def attention(
     if autocast_is_on(query.device):  # rotated queries and keys may be float32 beside values of the lower precision
         lower = torch.get_autocast_dtype(query.device.type)
         query, key, value = query.to(lower), key.to(lower), value.to(lower)
+    file = type(module).__module__
     others = tuple(name for name in kwargs if name not in KNOWN and kwargs[name] is not None)
-    if others and _is_for_eager(type(module).__module__, type(module).__name__, others):
+    if others and _is_for_eager(file, type(module).__name__, others):
         return _by_eager(module, query, key, value, attention_mask, scaling, dropout, position_bias, kwargs)
     own = module.__dict__
     layer, engine, context = own.get("posenc_layer"), own.get("posenc_engine", "auto"), own.get("posenc_context")
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    if causal and attention_mask is None and is_causal is None and is_eager_only(type(module).__module__):
+    if causal and attention_mask is None and is_causal is None and is_eager_only(file):
         causal = False
     if attention_mask is None and causal and 1 < query.shape[2] < key.shape[2]:
         # the start of a text in an empty static cache, for which transformers makes no mask: the rest of its slots is empty
@@ -83,7 +73,7 @@ def attention(
             position_bias = position_bias[..., : query.shape[2]]
     if kwargs.get("indices") is not None or kwargs.get("block_indices") is not None:
         attention_mask = _selected(module, query, key, attention_mask, kwargs)
-    wants = bool(kwargs.get("output_attentions")) or are_collected() or type(module).__module__ in ALWAYS_WANTS
+    wants = bool(kwargs.get("output_attentions")) or are_collected() or file in ALWAYS_WANTS
     make = None
     if layer is not None:
         make = layer.plan_of(module, position_bias, scaling, query, {**kwargs, "attention_mask": attention_mask})
@@ -93,7 +83,7 @@ def attention(
     sinks = kwargs.get("sinks") if sinks is None else sinks  # [H], or each query's own, [B, H, Lq, 1]
     if sinks is not None and sinks.dim() == 1 and (make is not None or (query.is_cuda and context is None)):
         sinks = sinks.view(1, -1, 1, 1)  # beside a plan without sinks, whose calls a GPU recognises again
-    if wants and sinks is not None and make is None and context is None and _eager_of(module) is not None:
+    if wants and sinks is not None and make is None and context is None and _eager_of(file) is not None:
         # what the weights are beside a sink is up to the model: Granite's leave it out
         return _by_eager(module, query, key, value, attention_mask, scaling, dropout, position_bias, kwargs)
     plain = make is None and not wants and engine == "auto" and context is None
@@ -108,7 +98,7 @@ def attention(
             return out.transpose(1, 2).contiguous(), None
     options = _options(attention_mask, query, key, causal, context is not None)
     if make is None and position_bias is not None:
-        bias = position_bias if isinstance(position_bias, Tensor) else position_bias.dense()[..., : key.shape[2]]
+        bias = position_bias if isinstance(position_bias, Tensor) else _dense(position_bias)[..., : key.shape[2]]
         if isinstance(attention_mask, Mask) and context is None and bias.shape[-1] == key.shape[2]:
             options = {"mask": attention_mask.with_bias(bias)}
         else:
@@ -133,28 +123,29 @@ def attention(
     if wants or softcap is not None:
         out, weights = _by_scores(query, key, value, plan, options, dropout, softcap, sinks)
         return out, weights if wants else None
+    options |= {"dropout": dropout, "engine": engine}
     if sinks is not None and sinks.dim() > 1:
         # softmax beside one more score: e^s / (Z + e^sink) = e^s / Z · sigmoid(log Z - sink)
-        out, lse = attend(query, key, value, plan, dropout=dropout, engine=engine, return_lse=True, **options)
+        out, lse = attend(query, key, value, plan, return_lse=True, **options)
         out = (out * torch.sigmoid(lse[..., None] - sinks)).to(out.dtype)
     else:
-        out = attend(query, key, value, plan, dropout=dropout, engine=engine, **options)
+        out = attend(query, key, value, plan, **options)
     return out.transpose(1, 2).contiguous(), None
 
 
 @torch.compiler.assume_constant_result
 def _is_for_eager(file: str, layer: str, names: tuple[str, ...]) -> bool:
     """Whether the eager attention of this layer's file takes one of these arguments."""
-    eager = getattr(sys.modules.get(file), EAGER, None)
+    eager = _eager_of(file)
     taken = [] if eager is None else [name for name in inspect.signature(eager).parameters if name in names]
     if taken:
         log_once(f"{layer} passes {', '.join(taken)}, which posenc does not know: its own eager attention runs")
     return bool(taken)
 
 
-def _eager_of(module: nn.Module) -> Any:
-    """The eager attention of this layer's file, or None."""
-    return getattr(sys.modules.get(type(module).__module__), EAGER, None)
+def _eager_of(file: str) -> Any:
+    """The eager attention of a layer's file, or None."""
+    return getattr(sys.modules.get(file), EAGER, None)
 
 
 def _by_eager(module, query, key, value, mask, scaling, dropout, position_bias, kwargs):
@@ -163,9 +154,15 @@ def _by_eager(module, query, key, value, mask, scaling, dropout, position_bias, 
     if mask is not None and mask.dtype == torch.bool:
         mask = as_summand(mask, query.dtype, torch.finfo(query.dtype).min)
     if position_bias is not None:
-        bias = position_bias if isinstance(position_bias, Tensor) else position_bias.dense()
-        kwargs = {**kwargs, "position_bias": bias}
-    return _eager_of(module)(module, query, key, value, mask, scaling=scaling, dropout=dropout, **kwargs)
+        kwargs = {**kwargs, "position_bias": _dense(position_bias)}
+    return _eager_of(type(module).__module__)(
+        module, query, key, value, mask, scaling=scaling, dropout=dropout, **kwargs
+    )
+
+
+def _dense(bias: Any) -> Tensor:
+    """A position bias, which may stand for a dense one."""
+    return bias if isinstance(bias, Tensor) else bias.dense()
 
 
 def are_collected() -> bool:
@@ -269,11 +266,9 @@ def _on_cpu(
         return None
     if bias is None and softcap is None:
         found = mask.for_kernel(q.dtype) if compact else (mask, mask is None and causal and q.shape[2] > 1)
-        if found is None:
-            return None
-        return _by_kernel(q, k, v, found[0], found[1], scale, dropout)
+        return None if found is None else _by_kernel(q, k, v, found[0], found[1], scale, dropout)
     if bias is not None:
-        bias = bias if isinstance(bias, Tensor) else bias.dense()
+        bias = _dense(bias)
         if bias.shape[-1] != k.shape[2]:
             return None
     learns = bias is not None and bias.requires_grad and torch.is_grad_enabled()
@@ -304,7 +299,7 @@ def _beside_sink(
     if found is None:
         return None
     if bias is not None:
-        bias = bias if isinstance(bias, Tensor) else bias.dense()
+        bias = _dense(bias)
         if bias.shape[-1] != k.shape[2]:
             return None
         found = nn.functional.pad(mask.with_bias(bias), (0, 1)), False
@@ -313,16 +308,13 @@ def _beside_sink(
     channel = (sinks.to(q.dtype) / scale).expand(*q.shape[:3], 1)
     corner = nn.functional.pad(k.new_ones(1, 1, 1, 1), (k.shape[3], 0)).expand(*k.shape[:2], 1, -1)
     key = torch.cat((nn.functional.pad(k, (0, 1)), corner), 2)
-    out = _by_kernel(
-        torch.cat((q, channel), 3), key, nn.functional.pad(v, (0, 1, 0, 1)), found[0], found[1], scale, 0.0
-    )
-    return out[..., : v.shape[3]]
+    value = nn.functional.pad(v, (0, 1, 0, 1))
+    return _by_kernel(torch.cat((q, channel), 3), key, value, found[0], found[1], scale, 0.0)[..., : v.shape[3]]
 
 
 def _by_kernel(q, k, v, mask, causal, scale, dropout) -> Tensor:
-    return scaled_dot_product_attention(
-        q, k, v, mask, dropout, causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
-    )
+    grouped = q.shape[1] != k.shape[1]
+    return scaled_dot_product_attention(q, k, v, mask, dropout, causal, scale=scale, enable_gqa=grouped)
 
 
 def _by_formula(q, k, v, bias, added, scale, softcap, dropout) -> Tensor:
@@ -378,16 +370,14 @@ def _by_scores(q, k, v, plan, options, dropout, softcap, sinks) -> tuple[Tensor,
     if softcap is not None:
         dense = torch.where(dense == float("-inf"), dense, (dense / softcap).tanh() * softcap)
         dense = dense if added is None else dense + added
-    weights = torch.nan_to_num(dense.softmax(-1)) if sinks is None else _beside_sinks(dense, sinks)
-    weights = weights.to(q.dtype)
+    if sinks is None:
+        weights = torch.nan_to_num(dense.softmax(-1)).to(q.dtype)
+    else:
+        sink = (sinks if sinks.dim() > 1 else sinks[:, None, None]).to(dense.dtype).expand(*dense.shape[:3], 1)
+        weights = torch.cat((dense, sink), dim=-1).softmax(-1)[..., :-1].to(q.dtype)
     v = v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
     out = nn.functional.dropout(weights, dropout) @ v
     return out.transpose(1, 2).contiguous(), weights
-
-
-def _beside_sinks(dense: Tensor, sinks: Tensor) -> Tensor:
-    sink = (sinks if sinks.dim() > 1 else sinks[:, None, None]).to(dense.dtype).expand(*dense.shape[:3], 1)
-    return torch.cat((dense, sink), dim=-1).softmax(-1)[..., :-1]
 
 
 construction.register(NAME)

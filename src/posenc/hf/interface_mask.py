@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_map
 from transformers import PreTrainedModel, masking_utils
 
 from .. import Positions
+from ..core import mask as mask_module
 from . import rules
 from .layer import log_once
 
@@ -67,22 +68,9 @@ class Mask:
         """bool [B, 1, Lq, Lk], made once; [B, 1, 1, Lk] where padding is all that it masks."""
         if self.kept is None:
             found = self.options()
-            q = torch.arange(self.queries[1], device=self.device_of_mask)[:, None] + self.queries[0]
-            k = torch.arange(self.keys[1], device=self.device_of_mask) + self.keys[0]
-            left, right = found.get("window", (None, None))
-            mask = None
-            if found["causal"]:
-                mask = k <= q
-            if left is not None:
-                mask = k >= q - left if mask is None else mask & (k >= q - left)
-            if right is not None:
-                mask = k <= q + right if mask is None else mask & (k <= q + right)
             if "documents" in found:
-                same = (self.documents[:, :, None] == self.documents[:, None, :])[:, None]  # type: ignore[index]
-                mask = same if mask is None else mask & same
-            if "key_mask" in found:
-                real = found["key_mask"][:, None, None, :]
-                mask = real if mask is None else mask & real
+                found["documents"] = self.documents, self.documents
+            mask = mask_module.Mask(**found).allowed(self.queries[1], self.keys[1], self.device_of_mask)
             if mask is None:
                 mask = torch.ones(1, 1, dtype=torch.bool, device=self.device_of_mask)
             self.kept = mask.expand(self.batch, 1, -1, self.keys[1])
@@ -187,40 +175,30 @@ def make_mask(
     if isinstance(attention_mask, Mask):  # `generate` makes masks before the model does
         return attention_mask
     config = kwargs.get("config")
-    adds_mask = getattr(config, "model_type", None) in ADDS_MASKS or is_eager_only(
-        _modeling(type(config)), type(config).__name__
-    )
+    adds_mask = getattr(config, "model_type", None) in ADDS_MASKS
+    adds_mask = adds_mask or is_eager_only(_modeling(type(config)), type(config).__name__)
     if not adds_mask and not _has_interface(type(config)):  # type: ignore[arg-type]
         adds_mask = True
         log_once(
             f"{type(config).__name__.removesuffix('Config')} calls no attention interface, and "
             "attn_implementation='posenc' runs its own attention; posenc.hf.accelerate(model) overrides it where it can"
         )
+    given = dict(
+        batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset, kv_offset=kv_offset,
+        mask_function=mask_function, attention_mask=attention_mask, local_size=local_size, **kwargs,
+    )  # fmt: skip
     if adds_mask:
-        return masking_utils.eager_mask(
-            batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset, kv_offset=kv_offset,
-            mask_function=mask_function, attention_mask=attention_mask, local_size=local_size, **kwargs,
-        )  # fmt: skip
+        return masking_utils.eager_mask(**given)
     found = None if isinstance(q_offset, Tensor) else _read(mask_function, local_size, kwargs)  # Tensor: a static cache
-    if (
-        found is not None
-        and (found["causal"] or found["window"] is not None)
-        and q_offset + q_length != kv_offset + kv_length
-    ):
-        found = None  # `attend` aligns the last query with the last key
-    if found is None:
-        return masking_utils.sdpa_mask(
-            batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset, kv_offset=kv_offset,
-            mask_function=mask_function, attention_mask=attention_mask, local_size=local_size, **kwargs,
-        )  # fmt: skip
+    is_limited = found is not None and (found["causal"] or found["window"] is not None)
+    if found is None or (is_limited and q_offset + q_length != kv_offset + kv_length):
+        return masking_utils.sdpa_mask(**given)  # `attend` aligns the last query with the last key
     key_mask = attention_mask
     if key_mask is None and found == NOTHING_HIDDEN and kwargs.get("allow_is_bidirectional_skip"):
         return None  # as for "sdpa": models with a bias of their own add masks to it
     if key_mask is not None:
-        key_mask = masking_utils.prepare_padding_mask(key_mask, kv_length, kv_offset)[
-            :, kv_offset : kv_offset + kv_length
-        ]
-        key_mask = key_mask.expand(batch_size, -1)
+        key_mask = masking_utils.prepare_padding_mask(key_mask, kv_length, kv_offset)
+        key_mask = key_mask[:, kv_offset : kv_offset + kv_length].expand(batch_size, -1)
     return Mask(
         batch_size, (q_offset, q_length), (kv_offset, kv_length), key_mask, device=kwargs.get("device", "cpu"), **found
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from .. import Index, Plan, Positions, attend
 
+Sample = tuple[int, int, Plan, dict[str, Any]]
+"""Heads, head size, plan and mask options of a call."""
 logger = logging.getLogger("posenc.hf")
 NO_CACHE = (
     "context_parallel is for whole sequences (training, prefill), and this call continues a cache; generate with a model that is "
@@ -26,16 +28,12 @@ NO_CACHE = (
 NO_ATTENTIONS = "output_attentions=True needs all scores in one process, and context_parallel shares the sequence; leave one of them out"
 
 
-class Part(nn.Module):
-    """Base of every swapped module. `original` is the class that it replaces."""
+class Replacement:
+    """What `accelerate` asks about a module of the class `original` before it changes it, in either of its two ways (family.py)."""
 
     original: type[nn.Module]
-    posenc_context: Any = None
-    """The ranks that share each sequence, a posenc.parallel.ContextParallel; tokens are then this rank's part."""
-
-    if TYPE_CHECKING:  # the attributes are transformers'
-
-        def __getattr__(self, name: str) -> Any: ...
+    relies_on: Mapping[str, tuple[str, ...]] = {}
+    """Method of the original -> the names of the arguments that it must take, in this order, others after them."""
 
     @staticmethod
     def concerns(module: Any) -> bool:
@@ -44,8 +42,19 @@ class Part(nn.Module):
 
     @staticmethod
     def refuses(module: Any) -> str | None:
-        """Why this module cannot be swapped, or None."""
+        """Why this module cannot be accelerated, or None."""
         return None
+
+
+class Part(Replacement, nn.Module):
+    """Base of every swapped module."""
+
+    posenc_context: Any = None
+    """The ranks that share each sequence, a posenc.parallel.ContextParallel; tokens are then this rank's part."""
+
+    if TYPE_CHECKING:  # the attributes are transformers'
+
+        def __getattr__(self, name: str) -> Any: ...
 
     def posenc_prepare(self) -> None:
         """Store what is the same for every call in attributes named posenc_*; `restore` deletes them."""
@@ -67,8 +76,8 @@ class Layer(Part):
     def posenc_prepare(self) -> None:
         self.posenc_index: Any = self.posenc_index_of()
 
-    def posenc_sample(self, length: int) -> tuple[int, int, Plan, dict[str, Any]]:
-        """Heads, head size, plan and mask options of a typical call, for `report`."""
+    def posenc_sample(self, length: int) -> Sample:
+        """A typical call, for `report`."""
         raise NotImplementedError
 
     def posenc_planned(

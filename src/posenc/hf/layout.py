@@ -23,9 +23,9 @@ from .. import Plan, Positions
 from ..core import index
 from ..core.tables import expand_table
 from . import masks
-from .family import Family, scatter, variants
-from .interface import Mask
-from .layer import Layer, Part, split, zeros_beside
+from .family import SIZES, Family, tiny_model, variants
+from .interface_mask import Mask
+from .layer import Layer, Part, Sample, split, zeros_beside
 
 
 class Boxes(Layer):
@@ -33,7 +33,7 @@ class Boxes(Layer):
     on_cpu = "sdpa"
     relies_on = {"forward": ("hidden_states", "attention_mask", "rel_pos", "rel_2d_pos")}
 
-    def posenc_sample(self, length: int) -> tuple[int, int, Plan, dict[str, Any]]:
+    def posenc_sample(self, length: int) -> Sample:
         linear = self.qkv_linear if getattr(self, "fast_qkv", False) else self.query
         mask = zeros_beside(linear, 1, self.num_attention_heads, length, length)
         return self.num_attention_heads, self.attention_head_size, Plan(Positions(length)), {"mask": mask}
@@ -46,7 +46,7 @@ class Boxes(Layer):
     def forward(self, hidden_states, attention_mask=None, rel_pos=None, rel_2d_pos=None, **kwargs):
         if (
             kwargs.get("output_attentions") or rel_pos is not None or rel_2d_pos is not None
-        ):  # the encoder's original runs
+        ):  # the original encoder runs
             return super().forward(hidden_states, attention_mask, rel_pos, rel_2d_pos, **kwargs)
         q, k, v = (split(x, self.attention_head_size) for x in self.posenc_projected(hidden_states))
         return self.posenc_run_dense(q, k, v, attention_mask, q.shape[3] ** -0.5, self.dropout.p), None
@@ -146,9 +146,8 @@ def tiny(folder: str) -> tuple[Any, dict[str, Any]]:
     import transformers
 
     config: Any = {
-        "vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16,
-        "max_position_embeddings": 64, "max_2d_position_embeddings": 64, "coordinate_size": 3, "shape_size": 2,
-        "rel_pos_bins": 8, "max_rel_pos": 20, "rel_2d_pos_bins": 16, "max_rel_2d_pos": 30,
+        **SIZES, "vocab_size": 32, "max_position_embeddings": 64, "max_2d_position_embeddings": 64, "coordinate_size": 3,
+        "shape_size": 2, "rel_pos_bins": 8, "max_rel_pos": 20, "rel_2d_pos_bins": 16, "max_rel_2d_pos": 30,
     }  # fmt: skip
     mask = torch.ones(2, 40, dtype=torch.long)
     mask[1, 25:] = 0
@@ -157,24 +156,18 @@ def tiny(folder: str) -> tuple[Any, dict[str, Any]]:
     if folder == "layoutlmv2":
         config = transformers.LayoutLMv2Config(**config)
         encoder = importlib.import_module("transformers.models.layoutlmv2.modeling_layoutlmv2").LayoutLMv2Encoder
-        return scatter(Pages(encoder(config))), {
-            "states": torch.randn(2, 40, 16), "bbox": boxes, "attention_mask": mask
-        }  # fmt: skip
+        return Pages(encoder(config)), {"states": torch.randn(2, 40, 16), "bbox": boxes, "attention_mask": mask}
     if folder == "pp_doclayout_v2":
         module = importlib.import_module("transformers.models.pp_doclayout_v2.modeling_pp_doclayout_v2")
         config = module.PPDocLayoutV2Config().reading_order_config.__class__(**{**config, "vocab_size": 4})
-        return scatter(module.PPDocLayoutV2ReadingOrder(config)), {"boxes": boxes.float(), "mask": mask.bool()}
-    config = transformers.LayoutLMv3Config(**config, input_size=8, patch_size=4)
-    ids = torch.arange(80).reshape(2, 40) % 30 + 2
-    return scatter(transformers.LayoutLMv3Model(config)), {
-        "input_ids": ids, "bbox": boxes, "attention_mask": mask, "pixel_values": torch.randn(2, 3, 8, 8)
-    }  # fmt: skip
+        return module.PPDocLayoutV2ReadingOrder(config), {"boxes": boxes.float(), "mask": mask.bool()}
+    ids, pixels = torch.arange(80).reshape(2, 40) % 30 + 2, torch.randn(2, 3, 8, 8)
+    inputs = {"input_ids": ids, "bbox": boxes, "attention_mask": mask, "pixel_values": pixels}
+    return tiny_model("LayoutLMv3", **config, input_size=8, patch_size=4), inputs
 
 
-V2, V3, ORDER = (
-    "layoutlmv2.modeling_layoutlmv2.LayoutLMv2", "layoutlmv3.modeling_layoutlmv3.LayoutLMv3",
-    "pp_doclayout_v2.modeling_pp_doclayout_v2.PPDocLayoutV2ReadingOrder",
-)  # fmt: skip
+V2, V3 = "layoutlmv2.LayoutLMv2", "layoutlmv3.LayoutLMv3"
+ORDER = "pp_doclayout_v2.PPDocLayoutV2ReadingOrder"
 FAMILY = Family(
     tiny,
     parts=(

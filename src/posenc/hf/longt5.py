@@ -23,10 +23,10 @@ from .. import Index, Plan, Positions, attend, merge
 from ..core import index
 from ..core.tables import expand_table
 from . import masks, rules
-from .family import Family, tiny_text
+from .family import Family, tiny_model
 from .interface import is_free
-from .layer import Layer, split, zeros_beside
-from .t5 import T5Attention, expand_bias, plan_bias
+from .layer import Layer, Sample, split, zeros_beside
+from .t5 import T5_SIZES, T5Attention, expand_bias, plan_bias, tiny_pair
 
 
 class LongT5Attention(T5Attention):
@@ -52,7 +52,7 @@ class Windowed(Layer):
     def posenc_plan(self, positions: Positions, bias: Tensor) -> Plan:
         return plan_bias(positions, index=self.posenc_index, bias=bias, scale=1.0)
 
-    def posenc_sample(self, length: int) -> tuple[int, int, Plan, dict[str, Any]]:
+    def posenc_sample(self, length: int) -> Sample:
         bias = zeros_beside(self.q, self.n_heads, self.posenc_index.span)
         plan = self.posenc_plan(Positions(length), bias)
         return self.n_heads, self.key_value_proj_dim, plan, {"window": self.block_len - 1}
@@ -166,15 +166,8 @@ def before_stack(stack: Any, args: tuple, kwargs: dict[str, Any]):
 
 
 def tiny(folder: str) -> tuple[Any, dict[str, Any]]:
-    from transformers import LongT5Config, LongT5Model
-
-    config = LongT5Config(
-        vocab_size=32, d_model=16, d_kv=8, d_ff=16, num_layers=2, num_heads=2, relative_attention_num_buckets=8,
-        relative_attention_max_distance=12, local_radius=3, global_block_size=4,
-        encoder_attention_type="transient-global", decoder_start_token_id=0, attn_implementation="eager",
-    )  # fmt: skip
-    text = tiny_text()
-    return LongT5Model(config), {**text, "decoder_input_ids": text["input_ids"][:, :165]}
+    blocks = dict(encoder_attention_type="transient-global", local_radius=3, global_block_size=4)
+    return tiny_model("LongT5", **T5_SIZES, **blocks, d_model=16, attn_implementation="eager"), tiny_pair()
 
 
 FAMILY = Family(

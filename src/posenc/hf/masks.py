@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .interface import Mask, nothing_padded, prefers_original
+from .interface import prefers_original
+from .interface_mask import Mask, nothing_padded
 from .layer import NO_ATTENTIONS, log_once
 
 COMPACT = torch.uint8
@@ -95,12 +96,8 @@ def by_name(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> dict[str,
     """Positional arguments of a forward as keyword arguments."""
     if not args:
         return kwargs
-    names = [
-        name
-        for name in inspect.signature(getattr(module, "original", type(module)).forward).parameters
-        if name != "self"
-    ]
-    return {**dict(zip(names, args)), **kwargs}
+    parameters = inspect.signature(getattr(module, "original", type(module)).forward).parameters
+    return {**dict(zip([name for name in parameters if name != "self"], args)), **kwargs}
 
 
 def is_short(module: nn.Module, tokens: Tensor, **facts: Any) -> bool:

@@ -17,8 +17,8 @@ from transformers.models.mpnet import modeling_mpnet
 from .. import Lookup, Plan, Positions
 from ..core import index
 from . import masks
-from .family import Family, tiny_text
-from .layer import Layer, Part, split, zeros_beside
+from .family import SIZES, Family, tiny_model, tiny_text
+from .layer import Layer, Part, Sample, split, zeros_beside
 
 BUCKETS = index.log_buckets(32, 128, causal=False)
 
@@ -31,7 +31,7 @@ class MPNetSelfAttention(Layer, modeling_mpnet.MPNetSelfAttention):
         lookups = () if table is None else (Lookup(BUCKETS, bias=table[:32].t()),)
         return Plan(Positions(length), lookups=lookups)
 
-    def posenc_sample(self, length: int) -> tuple[int, int, Plan, dict[str, Any]]:
+    def posenc_sample(self, length: int) -> Sample:
         table = zeros_beside(self.q, 32, self.num_attention_heads)
         return self.num_attention_heads, self.attention_head_size, self.posenc_plan(length, table), {}
 
@@ -80,17 +80,7 @@ def before_model(model: Any, args: tuple, kwargs: dict[str, Any]):
 
 
 def tiny(folder: str) -> tuple[Any, dict[str, Any]]:
-    from transformers import MPNetConfig, MPNetModel
-
-    config = MPNetConfig(
-        vocab_size=32, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16,
-        max_position_embeddings=192,
-    )  # fmt: skip
-    return MPNetModel(config), tiny_text()
+    return tiny_model("MPNet", vocab_size=32, **SIZES, max_position_embeddings=192), tiny_text()
 
 
-FAMILY = Family(
-    tiny,
-    parts=(MPNetSelfAttention, MPNetEncoder),
-    hooks={modeling_mpnet.MPNetModel: before_model},
-)
+FAMILY = Family(tiny, parts=(MPNetSelfAttention, MPNetEncoder), hooks={modeling_mpnet.MPNetModel: before_model})

@@ -25,9 +25,9 @@ from transformers.models.parakeet import modeling_parakeet
 from .. import Plan, Positions
 from . import interface, masks, rules
 from .conformer import plan_waves
-from .family import Family, InterfaceLayer, scatter, tiny_text, variants
-from .interface import Mask, nothing_padded
-from .layer import Layer, split, zeros_beside
+from .family import SIZES, Family, InterfaceLayer, tiny_text, variants
+from .interface_mask import Mask, nothing_padded
+from .layer import Layer, Sample, split, zeros_beside
 
 SHORT, SHORT_TRAINED = 16.0, 60.0
 """FastSpeech2's original (two heads of 192) is faster up to 640 frames on a CPU, 160 times 16 ** 0.5, and with gradients up to 1239; ms of
@@ -43,7 +43,7 @@ class FastSpeech2ConformerAttention(Layer, modeling_fastspeech2_conformer.FastSp
         table = self.linear_pos(waves)
         return plan_waves(Positions(length), table, self.pos_bias_u, self.pos_bias_v, self.head_dim**-0.5)
 
-    def posenc_sample(self, length: int) -> tuple[int, int, Plan, dict[str, Any]]:
+    def posenc_sample(self, length: int) -> Sample:
         waves = zeros_beside(self.linear_q, 2 * length - 1, self.hidden_size)
         return self.num_heads, self.head_dim, self.posenc_plan(length, waves), {}
 
@@ -84,14 +84,8 @@ def forward(module: Any, original: Callable, hidden_states, position_embeddings,
 
 
 def forward_streaming(
-    module: Any,
-    original: Callable,
-    hidden_states,
-    position_embeddings,
-    attention_mask=None,
-    past_key_values=None,
-    **kwargs,
-):
+    module: Any, original: Callable, hidden_states, position_embeddings, attention_mask=None, past_key_values=None, **kwargs
+):  # fmt: skip
     length = hidden_states.shape[1]
     keys = (position_embeddings.shape[1] + 1) // 2
     if kwargs.get("output_attentions") or prefers_original(module, length, keys, hidden_states.device):
@@ -133,9 +127,7 @@ class Streaming(Parakeet):
     replaces = {"forward": forward_streaming}
 
 
-STREAMING = variants(
-    Streaming, "nemotron_asr_streaming.modeling_nemotron_asr_streaming.NemotronAsrStreamingEncoderAttention"
-)
+STREAMING = variants(Streaming, "nemotron_asr_streaming.NemotronAsrStreamingEncoderAttention")
 
 
 class Phonemes(nn.Module):
@@ -159,11 +151,10 @@ def tiny(folder: str) -> tuple[Any, dict[str, Any]]:
         )  # fmt: skip
         cls = modeling_fastspeech2_conformer.FastSpeech2ConformerEncoder
         encoder = cls(config, config.encoder_config, use_encoder_input_layer=True)
-        return scatter(Phonemes(encoder)), tiny_text(650)
+        return Phonemes(encoder), tiny_text(650)
     sizes: Any = dict(
-        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16, conv_kernel_size=3, num_mel_bins=16,
-        subsampling_conv_channels=4, scale_input=False, layerdrop=0.0,
-    )  # fmt: skip
+        **SIZES, conv_kernel_size=3, num_mel_bins=16, subsampling_conv_channels=4, scale_input=False, layerdrop=0.0
+    )
     if folder == "parakeet":
         encoder = modeling_parakeet.ParakeetEncoder(ParakeetEncoderConfig(**sizes))
     else:
@@ -173,9 +164,7 @@ def tiny(folder: str) -> tuple[Any, dict[str, Any]]:
         encoder = NemotronAsrStreamingEncoder(NemotronAsrStreamingEncoderConfig(**sizes))
     mask = torch.ones(2, 1340, dtype=torch.long)
     mask[1, 900:] = 0
-    return scatter(encoder), {
-        "input_features": torch.randn(2, 1340, 16), "attention_mask": mask
-    }  # fmt: skip
+    return encoder, {"input_features": torch.randn(2, 1340, 16), "attention_mask": mask}
 
 
 FAMILY = Family(tiny, parts=(FastSpeech2ConformerAttention, Parakeet, *STREAMING))

@@ -14,7 +14,7 @@ from transformers.models.sew_d import modeling_sew_d
 from .. import Positions
 from . import masks
 from .deberta import DebertaV2SelfAttention, Disentangled, _boolean, _Encoder
-from .family import Family, scatter
+from .family import SIZES, Family, tiny_model
 
 
 class SEWDSelfAttention(Disentangled, modeling_sew_d.DisentangledSelfAttention):
@@ -28,9 +28,8 @@ class SEWDSelfAttention(Disentangled, modeling_sew_d.DisentangledSelfAttention):
         self, hidden_states, attention_mask, query_states=None, relative_pos=None, rel_embeddings=None, **kwargs
     ):
         if kwargs.get("output_attentions") or relative_pos is not None:
-            return self.original.forward(
-                self, hidden_states, attention_mask, query_states, relative_pos, rel_embeddings, **kwargs
-            )
+            given = hidden_states, attention_mask, query_states, relative_pos, rel_embeddings
+            return self.original.forward(self, *given, **kwargs)
         q, k, v = self.posenc_projected(hidden_states, query_states)
         plan = self.posenc_plan(Positions(k.shape[2]), k.shape[2], rel_embeddings)
         options = masks.mask_options(_boolean(attention_mask), q.shape[2], causal=False)
@@ -42,20 +41,15 @@ class SEWDTransformerEncoder(_Encoder, modeling_sew_d.SEWDTransformerEncoder):
 
 
 def tiny(folder: str) -> tuple[Any, dict[str, Any]]:
-    from transformers import SEWDConfig, SEWDModel
-
-    config = SEWDConfig(
-        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16, conv_dim=[8], conv_kernel=[4],
-        conv_stride=[2], num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2, max_position_embeddings=40,
-        position_buckets=8, feat_extract_norm="layer", apply_spec_augment=False,
+    model = tiny_model(
+        "SEWD", **SIZES, conv_dim=[8], conv_kernel=[4], conv_stride=[2], num_conv_pos_embeddings=4,
+        num_conv_pos_embedding_groups=2, max_position_embeddings=40, position_buckets=8, feat_extract_norm="layer",
+        apply_spec_augment=False,
     )  # fmt: skip
     mask = torch.ones(2, 684, dtype=torch.long)
     mask[1, 430:] = 0
-    return scatter(SEWDModel(config)), {"input_values": torch.randn(2, 684), "attention_mask": mask}
+    return model, {"input_values": torch.randn(2, 684), "attention_mask": mask}
 
 
-FAMILY = Family(
-    tiny,
-    parts=(SEWDSelfAttention, SEWDTransformerEncoder),
-    hooks={modeling_sew_d.SEWDEncoder: masks.pass_attentions},
-)
+HOOKS = {modeling_sew_d.SEWDEncoder: masks.pass_attentions}
+FAMILY = Family(tiny, parts=(SEWDSelfAttention, SEWDTransformerEncoder), hooks=HOOKS)

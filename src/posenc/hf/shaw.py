@@ -20,8 +20,8 @@ from .. import Index, Lookup, Plan, Positions
 from ..core import index
 from ..core.tables import expand_table
 from . import masks, rules
-from .family import Family, scatter, tiny_text
-from .layer import Layer, Part, split, zeros_beside
+from .family import Family, tiny_text
+from .layer import Layer, Part, Sample, split, zeros_beside
 
 SHORT = 2.5
 """VITS's original is faster up to 256 tokens on a CPU, 160 times 2.5 ** 0.5; ms of a layer: forward 3.5 against 3.9 at 256, 12.5
@@ -46,7 +46,7 @@ class SpeechT5Attention(Layer, modeling_speecht5.SpeechT5Attention):
         lookup = Lookup(_clip(table), dot_query=table[None])
         return Plan(Positions(length), lookups=(lookup,), scale=self.scaling)
 
-    def posenc_sample(self, length: int) -> tuple[int, int, Plan, dict[str, Any]]:
+    def posenc_sample(self, length: int) -> Sample:
         return self.num_heads, self.head_dim, self.posenc_plan(length, zeros_beside(self.q_proj, 4, self.head_dim)), {}
 
     def forward(
@@ -94,7 +94,7 @@ class VitsAttention(Layer, modeling_vits.VitsAttention):
         lookup = Lookup(index.clip(reach, reach), dot_query=keys, add_value=values)
         return Plan(Positions(length), lookups=(lookup,), scale=self.scaling)
 
-    def posenc_sample(self, length: int) -> tuple[int, int, Plan, dict[str, Any]]:
+    def posenc_sample(self, length: int) -> Sample:
         return self.num_heads, self.head_dim, self.posenc_plan(length), {}
 
     def forward(self, hidden_states, key_value_states=None, attention_mask=None, output_attentions=False):
@@ -139,19 +139,15 @@ def tiny(folder: str) -> tuple[Any, dict[str, Any]]:
             flow_size=8, layerdrop=0.0, attn_implementation="eager",
         )  # fmt: skip
         text = tiny_text(266)
-        return scatter(Text(modeling_vits.VitsTextEncoder(config))), text
+        return Text(modeling_vits.VitsTextEncoder(config)), text
     config = SpeechT5Config(
         vocab_size=32, hidden_size=16, encoder_layers=2, encoder_attention_heads=2, encoder_ffn_dim=16,
         encoder_max_relative_position=12, encoder_layerdrop=0.0, max_text_positions=180, decoder_layers=1,
         decoder_attention_heads=2, decoder_ffn_dim=16,
     )  # fmt: skip
-    return scatter(modeling_speecht5.SpeechT5EncoderWithTextPrenet(config)), {
-        ("input_values" if name == "input_ids" else name): x for name, x in tiny_text().items()
-    }
+    text = tiny_text()
+    return modeling_speecht5.SpeechT5EncoderWithTextPrenet(config), {"input_values": text.pop("input_ids"), **text}
 
 
-FAMILY = Family(
-    tiny,
-    parts=(SpeechT5Attention, SpeechT5Positions, VitsAttention),
-    hooks={modeling_speecht5.SpeechT5Encoder: before_encoder, modeling_vits.VitsEncoder: before_encoder},
-)
+HOOKS = {modeling_speecht5.SpeechT5Encoder: before_encoder, modeling_vits.VitsEncoder: before_encoder}
+FAMILY = Family(tiny, parts=(SpeechT5Attention, SpeechT5Positions, VitsAttention), hooks=HOOKS)

@@ -10,7 +10,7 @@ import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import Any, TypeVar
 
 import torch
@@ -164,7 +164,7 @@ def _configs(model: nn.Module) -> list[Any]:
     """Every configuration in a model that has an attention implementation, outer ones first."""
     found: dict[int, Any] = {}
     todo: list[Any] = [
-        module.config for module in model.modules() if hasattr(getattr(module, "config", None), "sub_configs")
+        one for one in (getattr(x, "config", None) for x in model.modules()) if hasattr(one, "sub_configs")
     ]
     while todo:
         config: Any = todo.pop(0)
@@ -286,31 +286,23 @@ def report(model: nn.Module, *, length: int = 512) -> Report:
     require_model(model)
     result = Report(type(model).__name__)
     for name, module in model.named_modules():
-        own = module.__dict__
+        own, config = module.__dict__, getattr(module, "config", None)
         sample: Callable[[int], Any]
         if isinstance(module, Layer):
             encoding, sample, way = module.encoding, module.posenc_sample, OVERRIDE
-        elif (
-            calls_interface(type(module))
-            and getattr(getattr(module, "config", None), "_attn_implementation", "") == NAME
-        ):
+        elif calls_interface(type(module)) and getattr(config, "_attn_implementation", "") == NAME:
             layer: type[InterfaceLayer] | None = own.get("posenc_layer")
             way = INTERFACE
             if layer is None:
                 encoding, sample = "no term", _plain_sample(module)
             else:
-                encoding = layer.encoding_of(module) or layer.encoding
-                sample = _bound_sample(layer, module)
+                encoding, sample = layer.encoding_of(module) or layer.encoding, partial(layer.sample, module)
                 way += "".join(f", {one} replaced" for one in layer.replaces)
         else:
             continue
         engine = _engine(module, own.get("posenc_engine", "auto"), sample, length)
         result.layers.append(Accelerated(name, type(module).__name__, encoding, engine, way))
     return result
-
-
-def _bound_sample(layer: type[InterfaceLayer], module: nn.Module) -> Callable[[int], Any]:
-    return lambda length: layer.sample(module, length)
 
 
 def _plain_sample(module: Any) -> Callable[[int], Any]:

@@ -25,8 +25,8 @@ from torch.nn.functional import normalize, scaled_dot_product_attention
 from .. import Index, Lookup, Plan, Positions
 from ..encodings.grid.positions import flatten, reach_of
 from ..nn import blocks
-from .family import Family, InterfaceLayer, scatter, variants
-from .layer import Layer, split
+from .family import Family, InterfaceLayer, tiny_model, variants
+from .layer import Layer, Sample, split
 
 ALL = slice(None)
 
@@ -107,7 +107,7 @@ class Window(Layer):
     def posenc_table(self) -> Tensor:
         return self.relative_position_bias_table
 
-    def posenc_sample(self, length: int) -> tuple[int, int, Plan, dict[str, Any]]:
+    def posenc_sample(self, length: int) -> Sample:
         plan = plan_window(self.posenc_table(), self.window_size, self.attention_head_size**-0.5)
         return self.num_attention_heads, self.attention_head_size, plan, {}
 
@@ -144,45 +144,38 @@ class CosineWindow(Window):
 
 def tiny(folder: str) -> tuple[Any, dict[str, Any]]:
     """Two stages of two layers each, windows of 4 x 4 in images of 8 x 8 patches."""
-    import transformers
-
+    if folder == "clap":
+        model = tiny_model(
+            "ClapAudio", spec_size=32, patch_size=4, patch_stride=[4, 4], patch_embeds_hidden_size=16, depths=[2, 2],
+            num_hidden_layers=2, num_attention_heads=[2, 4], window_size=4, num_mel_bins=32, hidden_size=32,
+            drop_path_rate=0.0, enable_fusion=False,
+        )  # fmt: skip
+        return model, {"input_features": torch.randn(2, 1, 32, 32), "is_longer": torch.zeros(2, 1, dtype=torch.bool)}
     sizes: dict[str, Any] = dict(
         image_size=16, patch_size=2, embed_dim=16, depths=[2, 2], num_heads=[2, 4], window_size=4, drop_path_rate=0.0
     )
-    pixels = torch.randn(2, 3, 16, 16)
-    if folder == "clap":
-        config = transformers.ClapAudioConfig(
-            spec_size=32, patch_size=4, patch_stride=[4, 4], patch_embeds_hidden_size=16, depths=[2, 2], num_hidden_layers=2,
-            num_attention_heads=[2, 4], window_size=4, num_mel_bins=32, hidden_size=32, drop_path_rate=0.0,
-            enable_fusion=False,
-        )  # fmt: skip
-        model = scatter(transformers.ClapAudioModel(config))
-        return model, {"input_features": torch.randn(2, 1, 32, 32), "is_longer": torch.zeros(2, 1, dtype=torch.bool)}
     if folder == "swin2sr":
-        config = transformers.Swin2SRConfig(**{**sizes, "patch_size": 1, "depths": [2]}, num_channels_out=3, upscale=2)
-        return scatter(transformers.Swin2SRModel(config)), {"pixel_values": pixels}
+        sizes.update(patch_size=1, depths=[2], num_channels_out=3, upscale=2)
     if folder == "maskformer":
         from transformers.models.maskformer import modeling_maskformer_swin
 
         config = modeling_maskformer_swin.MaskFormerSwinConfig(**sizes)
-        return scatter(modeling_maskformer_swin.MaskFormerSwinModel(config)), {"pixel_values": pixels}
-    name = {"swin": "Swin", "donut": "DonutSwin", "swinv2": "Swinv2"}[folder]
-    config = getattr(transformers, f"{name}Config")(**sizes)
-    return scatter(getattr(transformers, f"{name}Model")(config)), {"pixel_values": pixels}
+        model = modeling_maskformer_swin.MaskFormerSwinModel(config)
+    else:
+        names = {"swin": "Swin", "donut": "DonutSwin", "swinv2": "Swinv2", "swin2sr": "Swin2SR"}
+        model = tiny_model(names[folder], **sizes)
+    return model, {"pixel_values": torch.randn(2, 3, 16, 16)}
 
 
+COPIES = (
+    "donut.modeling_donut_swin.DonutSwinSelfAttention", "maskformer.modeling_maskformer_swin.MaskFormerSwinSelfAttention",
+    "clap.ClapAudioSelfAttention",
+)  # fmt: skip
 FAMILY = Family(
     tiny,
     parts=(
-        *variants(Swin, "swin.modeling_swin.SwinAttention"),
-        *variants(
-            Window,
-            "donut.modeling_donut_swin.DonutSwinSelfAttention",
-            "maskformer.modeling_maskformer_swin.MaskFormerSwinSelfAttention",
-            "clap.modeling_clap.ClapAudioSelfAttention",
-        ),
-        *variants(
-            CosineWindow, "swinv2.modeling_swinv2.Swinv2SelfAttention", "swin2sr.modeling_swin2sr.Swin2SRSelfAttention"
-        ),
+        *variants(Swin, "swin.SwinAttention"),
+        *variants(Window, *COPIES),
+        *variants(CosineWindow, "swinv2.Swinv2SelfAttention", "swin2sr.Swin2SRSelfAttention"),
     ),
 )

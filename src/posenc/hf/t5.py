@@ -26,7 +26,7 @@ from ..core.tables import expand_table
 from ..core.torch_modes import cache_in_eager_mode
 from ..nn import blocks
 from . import rules
-from .family import Family, InterfaceLayer, tiny_text
+from .family import Family, InterfaceLayer, tiny_model, tiny_text
 from .interface import NO_TERMS, is_free
 from .layer import zeros_beside
 
@@ -149,18 +149,22 @@ class UMT5Attention(Bucketed):
         return super().plan_of(module, position_bias, scaling, query, kwargs)
 
 
-def tiny(folder: str) -> tuple[Any, dict[str, Any]]:
-    import transformers
+T5_SIZES: dict[str, Any] = dict(
+    vocab_size=32, d_kv=8, d_ff=16, num_layers=2, num_heads=2, relative_attention_num_buckets=8,
+    relative_attention_max_distance=12, decoder_start_token_id=0,
+)  # fmt: skip
 
-    name = {"t5": "T5", "mt5": "MT5", "umt5": "UMT5"}[folder]
-    config = getattr(transformers, f"{name}Config")(
-        vocab_size=32, d_model=16, d_kv=8, d_ff=16, num_layers=2, num_heads=2, relative_attention_num_buckets=8,
-        relative_attention_max_distance=12, decoder_start_token_id=0,
-        attn_implementation="eager",  # with "sdpa" UMT5's decoder sees later tokens in transformers 5.16
-    )  # fmt: skip
-    model = getattr(transformers, f"{name}Model")(config)
+
+def tiny_pair() -> dict[str, Tensor]:
+    """The inputs of an encoder and a decoder."""
     text = tiny_text()
-    return model, {**text, "decoder_input_ids": text["input_ids"][:, :165]}
+    return {**text, "decoder_input_ids": text["input_ids"][:, :165]}
+
+
+def tiny(folder: str) -> tuple[Any, dict[str, Any]]:
+    name = {"t5": "T5", "mt5": "MT5", "umt5": "UMT5"}[folder]
+    # with "sdpa" UMT5's decoder sees later tokens in transformers 5.16
+    return tiny_model(name, **T5_SIZES, d_model=16, attn_implementation="eager"), tiny_pair()
 
 
 FAMILY = Family(tiny, parts=(T5Attention, MT5Attention, UMT5Attention))

@@ -13,14 +13,10 @@ from torch import Tensor
 
 from .. import Positions
 from ..core import index
-from .family import Family, scatter, tiny_text, variants
-from .interface import Mask
+from .family import Family, tiny_model, tiny_text, variants
+from .interface_mask import Mask
 from .layer import zeros_beside
-from .t5 import T5Attention, before_layer, plan_bias
-
-
-class T5Like(T5Attention):
-    pass
+from .t5 import T5_SIZES, T5Attention, before_layer, plan_bias, tiny_pair
 
 
 def before_switch(module: Any, args: tuple, kwargs: dict[str, Any]):
@@ -77,34 +73,27 @@ class Pix2Struct(T5Attention):
 def tiny(folder: str) -> tuple[Any, dict[str, Any]]:
     import transformers
 
-    sizes: dict[str, Any] = dict(
-        vocab_size=32, d_kv=8, d_ff=16, num_layers=2, num_heads=2, relative_attention_num_buckets=8,
-        relative_attention_max_distance=12, decoder_start_token_id=0,
-    )  # fmt: skip
-    text = tiny_text()
-    both = {**text, "decoder_input_ids": text["input_ids"][:, :165]}
+    both = tiny_pair()
     if folder == "pix2struct":
-        config = transformers.Pix2StructTextConfig(**sizes, hidden_size=16, is_decoder=True, initializer_range=0.02)
-        return scatter(transformers.Pix2StructTextModel(config)), text
+        decoder = dict(hidden_size=16, is_decoder=True, initializer_range=0.02)
+        return tiny_model("Pix2StructText", **T5_SIZES, **decoder), tiny_text()
     if folder == "switch_transformers":
-        config = transformers.SwitchTransformersConfig(**sizes, d_model=16, num_sparse_encoder_layers=0, num_experts=2,
-                                                       num_sparse_decoder_layers=0, num_decoder_layers=2)  # fmt: skip
-        return scatter(transformers.SwitchTransformersModel(config)), both
+        sparse = dict(num_sparse_encoder_layers=0, num_experts=2, num_sparse_decoder_layers=0, num_decoder_layers=2)
+        return tiny_model("SwitchTransformers", **T5_SIZES, **sparse, d_model=16), both
     if folder == "pop2piano":
-        model = transformers.Pop2PianoForConditionalGeneration(transformers.Pop2PianoConfig(**sizes, d_model=16))
-        states = torch.randn(*text["input_ids"].shape, 16)
-        return scatter(model), {"inputs_embeds": states, "attention_mask": text["attention_mask"],
-                                "decoder_input_ids": both["decoder_input_ids"]}  # fmt: skip
-    config = transformers.UdopConfig(**sizes, d_model=16, image_size=8, patch_size=4, max_2d_position_embeddings=50)
-    corner = torch.rand(*text["input_ids"].shape, 2) / 2
-    return scatter(transformers.UdopModel(config)), {**both, "bbox": torch.cat((corner, corner + 0.3), -1)}
+        model = transformers.Pop2PianoForConditionalGeneration(transformers.Pop2PianoConfig(**T5_SIZES, d_model=16))
+        states = torch.randn(*both.pop("input_ids").shape, 16)
+        return model, {"inputs_embeds": states, **both}
+    image = dict(image_size=8, patch_size=4, max_2d_position_embeddings=50)
+    corner = torch.rand(*both["input_ids"].shape, 2) / 2
+    return tiny_model("Udop", **T5_SIZES, **image, d_model=16), {**both, "bbox": torch.cat((corner, corner + 0.3), -1)}
 
 
 FAMILY = Family(
     tiny,
     parts=(
-        *variants(T5Like, "pop2piano.modeling_pop2piano.Pop2PianoAttention", "udop.modeling_udop.UdopAttention"),
-        *variants(Switch, "switch_transformers.modeling_switch_transformers.SwitchTransformersAttention"),
-        *variants(Pix2Struct, "pix2struct.modeling_pix2struct.Pix2StructTextAttention"),
+        *variants(T5Attention, "pop2piano.Pop2PianoAttention", "udop.UdopAttention"),
+        *variants(Switch, "switch_transformers.SwitchTransformersAttention"),
+        *variants(Pix2Struct, "pix2struct.Pix2StructTextAttention"),
     ),
 )

@@ -134,18 +134,13 @@ class GPTJ(Unrotated):
 
 LAYERS = (
     *variants(
-        Unrotated,
-        *(
-            f"{folder}.modeling_{folder}.{name}Attention"
-            for folder, name in {
-                "llama": "Llama", "mistral": "Mistral", "mixtral": "Mixtral", "qwen2": "Qwen2", "qwen2_moe": "Qwen2Moe",
-                "qwen3": "Qwen3", "qwen3_moe": "Qwen3Moe", "gemma": "Gemma", "gemma3": "Gemma3",
-            }.items()
-        ),
+        Unrotated, "llama.LlamaAttention", "mistral.MistralAttention", "mixtral.MixtralAttention", "qwen2.Qwen2Attention",
+        "qwen2_moe.Qwen2MoeAttention", "qwen3.Qwen3Attention", "qwen3_moe.Qwen3MoeAttention", "gemma.GemmaAttention",
+        "gemma3.Gemma3Attention",
     ),
-    *variants(Phi, "phi.modeling_phi.PhiAttention"),
-    *variants(Phi3, "phi3.modeling_phi3.Phi3Attention"),
-    *variants(GPTNeoX, "gpt_neox.modeling_gpt_neox.GPTNeoXAttention"),
-    *variants(GPTJ, "gptj.modeling_gptj.GPTJAttention"),
+    *variants(Phi, "phi.PhiAttention"),
+    *variants(Phi3, "phi3.Phi3Attention"),
+    *variants(GPTNeoX, "gpt_neox.GPTNeoXAttention"),
+    *variants(GPTJ, "gptj.GPTJAttention"),
 )  # fmt: skip
 UNROTATED = {part.original: part for part in LAYERS}

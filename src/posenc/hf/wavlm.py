@@ -19,8 +19,8 @@ from .. import Index, Lookup, Plan, Positions
 from ..core import index
 from ..core.tables import expand_table
 from ..nn import blocks
-from .family import Family, scatter, variants
-from .layer import Layer, split, zeros_beside
+from .family import SIZES, Family, tiny_model, variants
+from .layer import Layer, Sample, split, zeros_beside
 
 FEW = 192
 """Frames, 4 seconds, up to which blocks are not faster in training."""
@@ -43,11 +43,9 @@ class Gated(Layer):
         lookup = Lookup(Index(1 - length, length - 1), dot_query=(bias / self.scaling)[..., None], states=gate)
         return Plan(Positions(length), lookups=(lookup,), scale=self.scaling)
 
-    def posenc_sample(self, length: int) -> tuple[int, int, Plan, dict[str, Any]]:
-        bias, gate = (
-            zeros_beside(self.q_proj, *shape)
-            for shape in ((self.num_heads, 2 * length - 1), (1, self.num_heads, length, 1))
-        )
+    def posenc_sample(self, length: int) -> Sample:
+        bias = zeros_beside(self.q_proj, self.num_heads, 2 * length - 1)
+        gate = zeros_beside(self.q_proj, 1, self.num_heads, length, 1)
         return self.num_heads, self.head_dim, self.posenc_plan(bias, gate), {}
 
     def posenc_gate(self, states: Tensor) -> Tensor:
@@ -89,16 +87,14 @@ def _gate_distances(images: slice, rows: slice, gate: Tensor, bias: Tensor, hidd
 
 
 def tiny(folder: str) -> tuple[Any, dict[str, Any]]:
-    from transformers import WavLMConfig, WavLMModel
-
-    config = WavLMConfig(
-        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16, conv_dim=[8], conv_kernel=[4],
-        conv_stride=[4], num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2, num_buckets=8, max_bucket_distance=12,
-        feat_extract_norm="layer", do_stable_layer_norm=True, apply_spec_augment=False,
+    model = tiny_model(
+        "WavLM", **SIZES, conv_dim=[8], conv_kernel=[4], conv_stride=[4], num_conv_pos_embeddings=4,
+        num_conv_pos_embedding_groups=2, num_buckets=8, max_bucket_distance=12, feat_extract_norm="layer",
+        do_stable_layer_norm=True, apply_spec_augment=False,
     )  # fmt: skip
     mask = torch.ones(2, 80, dtype=torch.long)
     mask[1, 56:] = 0
-    return scatter(WavLMModel(config)), {"input_values": torch.randn(2, 80), "attention_mask": mask}
+    return model, {"input_values": torch.randn(2, 80), "attention_mask": mask}
 
 
-FAMILY = Family(tiny, parts=variants(Gated, "wavlm.modeling_wavlm.WavLMAttention"))
+FAMILY = Family(tiny, parts=variants(Gated, "wavlm.WavLMAttention"))

@@ -23,9 +23,9 @@ from transformers.models.xlnet import modeling_xlnet
 from .. import Index, Lookup, Plan, Positions, attend, merge
 from ..encodings.transformer_xl import SAME_OR_NOT, beyond_shift
 from . import masks
-from .family import Family, tiny_text
+from .family import Family, tiny_model, tiny_text
 from .interface import prefers_dense
-from .layer import Layer, NoAttentions, log_once
+from .layer import Layer, NoAttentions, Sample, log_once
 
 FEW = (0, 15)  # segments of a compiled model; the tokenizer's are 0 to 3: two texts, the class token, padding
 
@@ -92,7 +92,7 @@ class XLNetRelativeAttention(Layer, modeling_xlnet.XLNetRelativeAttention):
             lookups.append(Lookup(SAME_OR_NOT, dot_query=self.seg_embed.transpose(0, 1), query_shift=shift))
         return Plan(positions, shift=self.r_w_bias, lookups=tuple(lookups), scale=self.scale)
 
-    def posenc_sample(self, length: int) -> tuple[int, int, Plan, dict[str, Any]]:
+    def posenc_sample(self, length: int) -> Sample:
         table = self.r.new_zeros(2 * length, self.n_head, self.d_head)
         return self.n_head, self.d_head, self.posenc_plan(length, length, table, Call()), {}
 
@@ -103,11 +103,7 @@ class XLNetRelativeAttention(Layer, modeling_xlnet.XLNetRelativeAttention):
             # all rows of the batch are equal; with bi_data those of each half
             r = r[:, [0, r.shape[1] // 2]] if output_attentions.two_ways else r[:, :1]
             attn_mask_h = Content(attn_mask_h)
-        elif (
-            not output_attentions
-            and h.shape[1]
-            and not masks.is_short(self, h.transpose(0, 1), kind="xlnet", dropout=self.dropout.p)
-        ):
+        elif not output_attentions and h.shape[1] and not _is_short(self, h.transpose(0, 1), self.dropout.p):
             log_once(
                 "an XLNet layer that is called without its model runs the original attention, with its dense scores"
             )
@@ -209,17 +205,17 @@ def _(segments):
     return torch.empty_like(segments)
 
 
+def _is_short(module: nn.Module, tokens: Tensor, dropout: float) -> bool:
+    return masks.is_short(module, tokens, kind="xlnet", dropout=dropout)
+
+
 def before_model(model: Any, args: tuple, kwargs: dict[str, Any]):
     """Take padding and segments out of the model's call, which would expand them to [L, L], and pass them in a `Call`."""
     if masks.wants_attentions(model, kwargs):
         return args, kwargs
     kwargs = dict(masks.by_name(model, args, kwargs))
     tokens = masks.tokens_of(kwargs)
-    if (
-        tokens is None
-        or not tokens.shape[0]
-        or masks.is_short(model, tokens, kind="xlnet", dropout=model.config.dropout)
-    ):
+    if tokens is None or not tokens.shape[0] or _is_short(model, tokens, model.config.dropout):
         return (), kwargs
     key_mask = None
     if kwargs.get("perm_mask") is None and kwargs.get("input_mask") is None:
@@ -240,15 +236,8 @@ def before_model(model: Any, args: tuple, kwargs: dict[str, Any]):
 
 
 def tiny(folder: str) -> tuple[Any, dict[str, Any]]:
-    from transformers import XLNetConfig, XLNetModel
-
-    model = XLNetModel(XLNetConfig(vocab_size=32, d_model=16, n_layer=2, n_head=2, d_inner=16))
-    text = tiny_text()
+    model, text = tiny_model("XLNet", vocab_size=32, d_model=16, n_layer=2, n_head=2, d_inner=16), tiny_text()
     return model, {**text, "token_type_ids": (text["input_ids"] > 15).long()}
 
 
-FAMILY = Family(
-    tiny,
-    parts=(XLNetRelativeAttention,),
-    hooks={modeling_xlnet.XLNetModel: before_model},
-)
+FAMILY = Family(tiny, parts=(XLNetRelativeAttention,), hooks={modeling_xlnet.XLNetModel: before_model})

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from ..core.encoding import Encoding, Kept
 from ..core.formulas import head_size
-from ..core.mask import make_window
+from ..core.mask import Window, make_window
 from ..core.options import require_number
 from ..core.plan import Plan
 from ..core.positions import Positions
+from ..core.rotation import Rotation
 from ..core.torch_modes import call_like
 from ..encodings.registry import causal_options, create, options_of
 from ..functional import attend
@@ -58,23 +59,11 @@ class Attention(nn.Module):
     """
 
     def __init__(
-        self,
-        d_model: int,
-        heads: int,
-        *,
-        kv_heads: int | None = None,
-        head_dim: int | None = None,
-        encoding: Encoding | str | None = None,
-        causal: bool = False,
-        window: int | tuple[int | None, int | None] | None = None,
-        dropout: float = 0.0,
-        bias: bool = False,
-        out_bias: bool | None = None,
-        engine: str = "auto",
-        layer_idx: int | None = None,
-        context_parallel: Any = None,
-        strategy: Strategy | None = None,
-    ):
+        self, d_model: int, heads: int, *, kv_heads: int | None = None, head_dim: int | None = None,
+        encoding: Encoding | str | None = None, causal: bool = False, window: int | Window | None = None,
+        dropout: float = 0.0, bias: bool = False, out_bias: bool | None = None, engine: str = "auto",
+        layer_idx: int | None = None, context_parallel: Any = None, strategy: Strategy | None = None,
+    ):  # fmt: skip
         super().__init__()
         kv_heads = heads if kv_heads is None else kv_heads
         if heads < 1 or kv_heads < 1 or heads % kv_heads:
@@ -115,28 +104,16 @@ class Attention(nn.Module):
 
     def extra_repr(self) -> str:
         """The sizes, and the options that differ from their defaults."""
-        options = {
-            "kv_heads": self.heads, "causal": False, "window": None, "dropout": 0.0, "engine": "auto", "layer_idx": None,
-        }  # fmt: skip
-        given = [
-            f"{name}={getattr(self, name)!r}" for name, default in options.items() if getattr(self, name) != default
-        ]
-        return ", ".join([f"{self.d_model}, heads={self.heads}", *given])
+        defaults = dict(kv_heads=self.heads, causal=False, window=None, dropout=0.0, engine="auto", layer_idx=None)
+        given = {name: getattr(self, name) for name, default in defaults.items() if getattr(self, name) != default}
+        return ", ".join([f"{self.d_model}, heads={self.heads}", *(f"{name}={x!r}" for name, x in given.items())])
 
     def forward(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        positions: Tensor | None = None,
-        context_positions: Tensor | None = None,
-        segments: Tensor | tuple[Tensor, tuple[int, int]] | None = None,
-        mask: Tensor | None = None,
-        key_mask: Tensor | None = None,
-        documents: Tensor | None = None,
-        memory: Tensor | None = None,
-        cache: KVCache | LayerCache | GraphCache | None = None,
-    ) -> Tensor:
+        self, x: Tensor, context: Tensor | None = None, *, positions: Tensor | None = None,
+        context_positions: Tensor | None = None, segments: Tensor | tuple[Tensor, tuple[int, int]] | None = None,
+        mask: Tensor | None = None, key_mask: Tensor | None = None, documents: Tensor | None = None,
+        memory: Tensor | None = None, cache: KVCache | LayerCache | GraphCache | None = None,
+    ) -> Tensor:  # fmt: skip
         """x [B, L, d_model] -> [B, L, d_model].
 
         context            attend to these states instead of x (cross-attention), with context_positions
@@ -186,11 +163,9 @@ class Attention(nn.Module):
             )  # fmt: skip
         if context is not None:
             given = {"segments": segments, "documents": documents, "memory": memory}
-            unused = [name for name, value in given.items() if value is not None]
+            unused = ", ".join(name for name, value in given.items() if value is not None)
             if unused:
-                raise ValueError(
-                    f"{', '.join(unused)} cannot be combined with context; give mask= for the visible keys"
-                )
+                raise ValueError(f"{unused} cannot be combined with context; give mask= for the visible keys")
             return self._cross(x, context, positions, context_positions, mask, key_mask, cache)
         if context_positions is not None:
             raise ValueError("context_positions needs context")
@@ -204,28 +179,27 @@ class Attention(nn.Module):
             raise ValueError(f"memory must be [{x.shape[0]}, M, {self.d_model}], got {list(memory.shape)}")
         slot = None if cache is None else self._slot(cache, x, cross=False)
         sequence = resolve_sequence(
-            x, memory=0 if memory is None else memory.shape[1], cache=slot, positions=positions, segments=segments,
-            key_mask=key_mask, documents=documents, absolute=self.encoding.absolute,
-            length_dependent=self.encoding.length_dependent,
+            self.encoding, x, cache=slot, positions=positions, key_mask=key_mask, documents=documents, segments=segments,
+            memory=0 if memory is None else memory.shape[1],
         )  # fmt: skip
-        self.encoding.check_axes(sequence.all)
         states = x if memory is None else torch.cat((memory.to(x.dtype), x), dim=1)
         states = self.encoding.embed(states, sequence.inputs)
         x = states if memory is None else states[:, memory.shape[1] :]
         q, k, v = self._heads(self.q_proj(x)), self._heads(self.k_proj(states)), self._heads(self.v_proj(states))
         kept = self._kept(states, slot, sequence)
-        if slot is None:
-            plan = self.encoding.plan(sequence.all, x=x, host=self, kept=kept)
-            return self._attend(q, k, v, plan, self.causal, sequence.key_mask, sequence.documents, mask)
-        if self.encoding.length_dependent:
+        appended = None
+        if slot is None or self.encoding.length_dependent:
             plan = self.encoding.plan(sequence.all, x=x, host=self, kept=kept)
         else:
-            k, v, plan = self._rotate_new_keys(k, v, sequence, x, kept)
-        appended = slot.append(k, v, differentiable=is_training(self, q))
-        out = self._attend(
-            q, appended.k, appended.v, plan, self.causal, sequence.key_mask, sequence.documents, mask
-        )  # fmt: skip
-        slot.commit(appended, sequence.marks)  # last: an error above leaves the cache unchanged
+            rotation = self.encoding.rotation(sequence.new)
+            plan = self.encoding.terms(sequence.all, x=x, host=self, **({} if kept is None else {"kept": kept}))
+            k, v, plan = _rotate_keys(k, v, rotation, plan)
+        if slot is not None:
+            appended = slot.append(k, v, differentiable=is_training(self, q))
+            k, v = appended.k, appended.v
+        out = self._attend(q, k, v, plan, self.causal, sequence.key_mask, sequence.documents, mask)
+        if slot is not None and appended is not None:
+            slot.commit(appended, sequence.marks)  # last: an error above leaves the cache unchanged
         return out
 
     if TYPE_CHECKING:
@@ -253,19 +227,6 @@ class Attention(nn.Module):
             sequence.marks["kept"] = numbers
         return Kept(numbers, None if sequence.documents is None else sequence.documents[1], sequence.key_mask)
 
-    def _rotate_new_keys(
-        self, k: Tensor, v: Tensor, sequence: Sequence, x: Tensor, kept: Kept | None
-    ) -> tuple[Tensor, Tensor, Plan]:
-        """Rotate new keys (and values) before they are cached, where the rotation does not depend on the length."""
-        rotation = self.encoding.rotation(sequence.new)
-        plan = self.encoding.terms(sequence.all, x=x, host=self, **({} if kept is None else {"kept": kept}))
-        if rotation is not None:
-            if rotation.values:
-                v = rotation.rotate_k(v)
-            k = rotation.rotate_k(k)
-            plan = replace(plan, rotate=replace(rotation, k=None, values=False))
-        return k, v, plan
-
     def _cross(self, x, context, positions, context_positions, mask, key_mask, cache) -> Tensor:
         if context.dim() != 3 or context.shape[::2] != x.shape[::2]:
             raise ValueError(f"context must be [{x.shape[0]}, M, {self.d_model}], got {list(context.shape)}")
@@ -287,20 +248,16 @@ class Attention(nn.Module):
         q = self._heads(self.q_proj(x))
         if slot is not None and slot.filled:
             k, v, facts = _cached_context(slot, context.shape[1], facts)
-            rotation = None if self.encoding.length_dependent else self.encoding.rotation(Positions(q_side))
         else:
             context = self.encoding.embed(context, Positions(k_side))
             k, v = self._heads(self.k_proj(context)), self._heads(self.v_proj(context))
-            rotation = None if slot is None or self.encoding.length_dependent else self.encoding.rotation(positions)
-            if rotation is not None:
-                v = rotation.rotate_k(v) if rotation.values else v
-                k = rotation.rotate_k(k)
         if slot is None or self.encoding.length_dependent:
             plan = self.encoding.plan(positions, x=x, host=self)
         else:
-            plan = self.encoding.terms(positions, x=x, host=self)
-            if rotation is not None:
-                plan = replace(plan, rotate=replace(rotation, k=None, values=False))
+            rotation = self.encoding.rotation(Positions(q_side) if slot.filled else positions)
+            if rotation is not None and slot.filled:
+                rotation = replace(rotation, k=None)  # the cached keys are rotated
+            k, v, plan = _rotate_keys(k, v, rotation, self.encoding.terms(positions, x=x, host=self))
         out = self._attend(q, k, v, plan, False, facts.get("key_mask"), None, mask)
         if slot is not None:
             slot.commit_cross(k, v, facts, slot.length + x.shape[1], marks)
@@ -338,6 +295,14 @@ class Attention(nn.Module):
         if length == 1:  # the same numbers in the same order
             return projected.view(batch, heads, 1, self.head_dim)
         return projected.view(batch, length, heads, self.head_dim).transpose(1, 2)
+
+
+def _rotate_keys(k: Tensor, v: Tensor, rotation: Rotation | None, plan: Plan) -> tuple[Tensor, Tensor, Plan]:
+    """Keys (and values) as they are cached, where the rotation does not depend on the length; the plan rotates the queries."""
+    if rotation is None:
+        return k, v, plan
+    v = rotation.rotate_k(v) if rotation.values else v
+    return rotation.rotate_k(k), v, replace(plan, rotate=replace(rotation, k=None, values=False))
 
 
 def _cached_context(

@@ -20,6 +20,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from ..core.memo import Memo, may_keep
 from ..core.plan import Plan
+from ..encodings.grid.decomposed import resized
 from ..functional import attend
 
 NAME = "blocks"
@@ -182,8 +183,7 @@ def add_window_mask(images: slice, rows: slice, bias: Tensor, mask: Tensor | Non
 
 def rows_of_pairs(table: Tensor, size: int) -> Tensor:
     """[2 size - 1, d], query minus key -> [size, size, d]; a table of another size is interpolated linearly, as SAM does."""
-    if table.shape[0] != 2 * size - 1:
-        table = nn.functional.interpolate(table.t()[None], size=2 * size - 1, mode="linear")[0].t()
+    table = resized(table, size)
     at = torch.arange(size, device=table.device)
     return table.index_select(0, (at[:, None] - at + size - 1).flatten()).view(size, size, -1)
 
@@ -243,16 +243,14 @@ _grids = Memo(16, 1 << 22)
 
 def _one_hot(grid: tuple[int, int], rest: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """[L, rows + columns + rest]: 1 in the image row and in the column of each token."""
-    key, keeps = (grid, rest, dtype, device), may_keep(device)
-    found = _grids.get(key) if keeps else None
-    if found is None:
+
+    def make() -> Tensor:
         height, width = grid
         rows = torch.eye(height, dtype=dtype, device=device).repeat_interleave(width, 0)
         columns = torch.eye(width, width + rest, dtype=dtype, device=device).repeat(height, 1)
-        found = torch.cat((rows, columns), 1)
-        if keeps:
-            _grids.put(key, found, found.numel())
-    return found
+        return torch.cat((rows, columns), 1)
+
+    return _grids.find_or_make((grid, rest, dtype, device), make, Tensor.numel) if may_keep(device) else make()
 
 
 # ---- tables ----------------------------------------------------------------------------------------------------------

@@ -96,10 +96,8 @@ class LayerCache:
         if self._k is None or self._v is None:
             if self.max_length is None or differentiable:
                 return Appended(k, v, (k, v), length, False)  # the caller's tensors: never written to
-            stored = (
-                self._written(_room(k, self.max_length), k, length),
-                self._written(_room(v, self.max_length), v, length),
-            )
+            stored = _room(k, self.max_length), _room(v, self.max_length)
+            stored = self._written(stored[0], k, length), self._written(stored[1], v, length)
             return Appended(stored[0][:, :, :length], stored[1][:, :, :length], stored, length, True)
         for new, old in ((k, self._k), (v, self._v)):
             (rows, heads, _, size), (old_rows, old_heads, _, old_size) = new.shape, old.shape
@@ -277,9 +275,8 @@ class KVCache:
     """
 
     def __init__(self, max_length: int | None = None) -> None:
-        if max_length is not None and (
-            isinstance(max_length, bool) or not isinstance(max_length, int) or max_length < 1
-        ):
+        is_number = isinstance(max_length, int) and not isinstance(max_length, bool)
+        if max_length is not None and not (is_number and max_length >= 1):
             raise ValueError(f"max_length={max_length!r} must be a number of tokens, at least 1, or None to grow")
         self.max_length = max_length
         self._layers: dict[tuple[Hashable, bool], LayerCache] = {}

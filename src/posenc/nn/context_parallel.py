@@ -12,10 +12,9 @@ from ..core.mask import as_bool_mask
 from ..core.plan import Plan
 from ..core.positions import Positions, Side
 from ..parallel.blocks import Tokens
-from ..parallel.collectives import all_gather, total
+from ..parallel.collectives import gather_tokens, total
 from ..parallel.context import ContextParallel
 from ..parallel.functional import attend
-from ..parallel.layout import restore_order
 from .sequence import count_tokens, document_lengths
 
 if TYPE_CHECKING:
@@ -74,9 +73,7 @@ def forward(
     if context is not None:
         k_axes = _axes(context_positions)
         states = encoding.embed(context, _side(cp, context, k_axes))
-    q, k, v = (
-        layer._heads(project(y)) for project, y in ((layer.q_proj, x), (layer.k_proj, states), (layer.v_proj, states))
-    )
+    q, k, v = layer._heads(layer.q_proj(x)), layer._heads(layer.k_proj(states)), layer._heads(layer.v_proj(states))
     out = attend(
         q, k, v, LayerPlan(encoding, x, layer), context_parallel=cp, positions=axes, k_positions=k_axes, total=length,
         causal=layer.causal and context is None, window=layer.window, key_mask=key_mask, documents=documents, mask=mask,
@@ -101,7 +98,7 @@ def _side(cp: ContextParallel, x: Tensor, axes: tuple[Tensor | None, ...]) -> Po
 
 def _whole(cp: ContextParallel, x: Tensor | None) -> Tensor | None:
     """[B, L/N] of every rank, in the order of the sequence: [B, L] numbers, no states."""
-    return None if x is None else restore_order(all_gather(cp, x, 1), cp.size, cp.balance, 1)
+    return None if x is None else gather_tokens(cp, x, 1)
 
 
 def _counted(cp: ContextParallel, batch: int, key_mask: Tensor | None, documents: Tensor | None) -> Tensor:

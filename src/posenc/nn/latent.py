@@ -48,23 +48,10 @@ class LatentAttention(nn.Module):
     """
 
     def __init__(
-        self,
-        d_model: int,
-        heads: int,
-        *,
-        kv_rank: int = 512,
-        q_rank: int | None = None,
-        nope_dim: int = 128,
-        rope_dim: int = 64,
-        v_dim: int = 128,
-        encoding: Encoding | None = None,
-        causal: bool = True,
-        bias: bool = False,
-        eps: float = 1e-6,
-        absorb: bool | None = None,
-        engine: str = "auto",
-        layer_idx: int | None = None,
-    ):
+        self, d_model: int, heads: int, *, kv_rank: int = 512, q_rank: int | None = None, nope_dim: int = 128,
+        rope_dim: int = 64, v_dim: int = 128, encoding: Encoding | None = None, causal: bool = True, bias: bool = False,
+        eps: float = 1e-6, absorb: bool | None = None, engine: str = "auto", layer_idx: int | None = None,
+    ):  # fmt: skip
         super().__init__()
         sizes = {"d_model": d_model, "heads": heads, "kv_rank": kv_rank, "nope_dim": nope_dim, "rope_dim": rope_dim}
         for name, size in {**sizes, "v_dim": v_dim, "q_rank": 1 if q_rank is None else q_rank}.items():
@@ -100,34 +87,24 @@ class LatentAttention(nn.Module):
         if isinstance(encoding.scaling, YaRN) and encoding.scaling.mscale_all_dim:
             # in transformers these layers multiply the scores themselves, and so does YaRN here with scale_scores
             scaling = replace(encoding.scaling, scale_scores=True)
-            encoding = RoPE(
-                head_dim=encoding.head_dim, rotary_dim=encoding.rotary_dim, base=encoding.base,
-                layout=encoding.layout, scaling=scaling,
-            )  # fmt: skip
+            same = {name: getattr(encoding, name) for name in ("head_dim", "rotary_dim", "base", "layout")}
+            encoding = RoPE(**same, scaling=scaling)
         return cls(
             config.hidden_size, config.num_attention_heads, kv_rank=config.kv_lora_rank, q_rank=config.q_lora_rank,
             bias=config.attention_bias, **{**sizes, "encoding": encoding, **more},
         )  # fmt: skip
 
     def forward(
-        self,
-        x: Tensor,
-        *,
-        positions: Tensor | None = None,
-        mask: Tensor | None = None,
-        key_mask: Tensor | None = None,
-        documents: Tensor | None = None,
-        cache: KVCache | LayerCache | None = None,
-    ) -> Tensor:
+        self, x: Tensor, *, positions: Tensor | None = None, mask: Tensor | None = None, key_mask: Tensor | None = None,
+        documents: Tensor | None = None, cache: KVCache | LayerCache | None = None,
+    ) -> Tensor:  # fmt: skip
         """x [B, L, d_model] -> [B, L, d_model]; the arguments are those of `Attention`."""
         if x.dim() != 3 or x.shape[2] != self.d_model:
             raise ValueError(f"x must be [B, L, {self.d_model}], got {list(x.shape)}")
         slot = find_slot(cache, self, x, cross=False)
         sequence = resolve_sequence(
-            x, memory=0, cache=slot, positions=positions, segments=None, key_mask=key_mask, documents=documents,
-            absolute=self.encoding.absolute, length_dependent=self.encoding.length_dependent,
-        )  # fmt: skip
-        self.encoding.check_axes(sequence.all)
+            self.encoding, x, cache=slot, positions=positions, key_mask=key_mask, documents=documents
+        )
         plan = self.encoding.terms(sequence.all, x=x)
         self._check(plan)
         q = self._queries(x)

@@ -56,9 +56,8 @@ def forward(layer: Attention, x: Tensor, slot: LayerCache | None, masks: MaskOpt
     if layer.window is not None:
         masks["window"] = layer.window
     is_usual = is_eager and layer.engine == "auto" and heads == layer.heads
-    is_short = (
-        is_usual and not (layer.training and layer.dropout) and (on_cpu or (q.is_cuda and masks.keys() <= WINDOW))
-    )
+    is_short = is_usual and not (layer.training and layer.dropout)
+    is_short = is_short and (on_cpu or (q.is_cuda and masks.keys() <= WINDOW))
     # without terms; on a GPU PyTorch's attention aligns causality otherwise where there are fewer queries than keys
     is_plain = is_short and (on_cpu or not (masks or (layer.causal and past and queries > 1)))
     if is_plain and by_rows and not encoding.acts_inside:  # nothing is left to do in attention

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..core.encoding import Encoding
 from ..core.mask import MaskOptions, as_bool_mask, check_key_mask
 from ..core.positions import INTEGERS, Positions, Run, Side
 from .cache import LayerCache
@@ -30,9 +31,8 @@ class Sequence(NamedTuple):
 
 
 def resolve_sequence(
-    x: Tensor, *, memory: int, cache: LayerCache | None, positions: Tensor | None,
-    segments: Tensor | tuple[Tensor, tuple[int, int]] | None, key_mask: Tensor | None, documents: Tensor | None, absolute: bool,
-    length_dependent: bool,
+    encoding: Encoding, x: Tensor, *, cache: LayerCache | None, positions: Tensor | None, key_mask: Tensor | None,
+    documents: Tensor | None, segments: Tensor | tuple[Tensor, tuple[int, int]] | None = None, memory: int = 0,
 ) -> Sequence:  # fmt: skip
     """Join the arguments of a forward over x [B, L, ..] with what the cache holds of earlier tokens.
 
@@ -40,8 +40,7 @@ def resolve_sequence(
     `length_dependent` they count the real tokens of each document, and lengths are those of the document.
     """
     batch, queries = x.shape[:2]
-    past = 0 if cache is None else cache.length
-    known = {} if past == 0 or cache is None else cache.marks
+    past, known = _known(cache)
     new = memory + queries
     keys = past + new
     marks: dict[str, Tensor] = {}
@@ -57,7 +56,7 @@ def resolve_sequence(
     if cache is not None:
         given = (("key_mask", real), ("documents", ids), ("segments", segment))
         marks = {name: mark.expand(batch, -1) for name, mark in given if mark is not None}
-    counted = (absolute or length_dependent) and (real is not None or ids is not None)
+    counted = (encoding.absolute or encoding.length_dependent) and (real is not None or ids is not None)
     total: Tensor | None = None
     if positions is None and "positions" not in known and not counted:
         q_side: Side = Run(past + memory, queries)
@@ -70,18 +69,24 @@ def resolve_sequence(
                 raise ValueError(
                     "positions were given for earlier tokens of these documents; give them with every call"
                 )
-            known_positions = marks["positions"] = _join_positions(
-                positions, batch, past, new, known, known_positions, x.device
-            )
+            marks["positions"] = _join_positions(positions, batch, past, new, known, known_positions, x.device)
+            known_positions = marks["positions"]
         assert known_positions is not None
-        if ids is not None and length_dependent:
+        if ids is not None and encoding.length_dependent:
             total = document_lengths(ids, known_positions)
         q_side, k_side, new_side = known_positions[:, keys - queries :], known_positions, known_positions[:, past:]
     more = [] if segment is None else [(segment[:, keys - queries :], segment, *bounds)]
+    every = Positions(q_side, k_side, more=more, total=total)
+    encoding.check_axes(every)
     return Sequence(
-        Positions(q_side, k_side, more=more, total=total), Positions(q_side, new_side), Positions(new_side), real,
+        every, Positions(q_side, new_side), Positions(new_side), real,
         None if ids is None else (ids[:, keys - queries :], ids), marks,
     )  # fmt: skip
+
+
+def _known(cache: LayerCache | None) -> tuple[int, dict[str, Tensor]]:
+    """How many tokens the cache holds, and their marks."""
+    return (0, {}) if cache is None or not cache.length else (cache.length, cache.marks)
 
 
 def are_slots(positions: Tensor, x: Tensor) -> bool:
@@ -107,11 +112,10 @@ def resolve_masks(
 ) -> MaskOptions | None:
     """The masks of consecutive tokens over all keys, where they are given or the cache has some; None: there are none, or the cache
     holds more of its tokens than padding."""
-    known = {} if cache is None or not cache.length else cache.marks
+    past, known = _known(cache)
     if len(known) > ("key_mask" in known) or (documents is not None and cache is not None):
         return None
     batch, queries = x.shape[:2]
-    past = 0 if cache is None else cache.length
     masks: MaskOptions = {}
     real = _join_key_mask(key_mask, batch, past, 0, queries, known)
     if real is not None:
@@ -126,8 +130,7 @@ def resolve_masks(
 def resolve_queries(x: Tensor, cache: LayerCache | None, positions: Tensor | None) -> tuple[Side, dict[str, Tensor]]:
     """Positions of cross-attention's queries, after those that the cache has counted; and the marks to keep."""
     batch, queries = x.shape[:2]
-    past = 0 if cache is None else cache.length
-    known = {} if past == 0 or cache is None else cache.marks
+    past, known = _known(cache)
     if positions is None and "positions" not in known:
         return Run(past, queries), {}
     known_positions = _join_positions(positions, batch, past, queries, known, None, x.device)

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from ..core.mask import as_bool_mask
-from .collectives import all_gather, total
+from .collectives import gather_tokens, total
 from .context import ContextParallel, as_context
-from .layout import restore_order, slots_of, take_order
+from .layout import slots_of, take_order
 
 
 class Split(NamedTuple):
@@ -32,16 +32,10 @@ class Split(NamedTuple):
 
 
 def split_sequence(
-    tensors: Mapping[str, Tensor] | Tensor,
-    context_parallel: Any,
-    *,
-    positions: Tensor | None = None,
-    key_mask: Tensor | None = None,
-    documents: Tensor | None = None,
-    dim: int = 1,
-    pad: bool = True,
+    tensors: Mapping[str, Tensor] | Tensor, context_parallel: Any, *, positions: Tensor | None = None,
+    key_mask: Tensor | None = None, documents: Tensor | None = None, dim: int = 1, pad: bool = True,
     fill: Mapping[str, float] | float = 0,
-) -> Split:
+) -> Split:  # fmt: skip
     """Cut a batch, which every rank has whole, into this rank's part.
 
         part = split_sequence({"ids": ids, "labels": labels}, cp, documents=documents, fill={"labels": -100})
@@ -100,22 +94,15 @@ def split_sequence(
         local = x.shape[along] // cp.size
         return take_order(x, cp.size, cp.balance, along).narrow(along, cp.rank * local, local)
 
-    def content_of(name: str) -> float:
-        return fill.get(name, 0) if isinstance(fill, Mapping) else fill
-
     along = 0 if at.dim() == 1 else 1
     if missing and positions is None:  # padding goes on where the sequence ends, so that positions stay consecutive
         own = slots_of(cp.rank, cp.size, (length + missing) // cp.size, cp.balance, device)
     else:
         own = part(at, along, int(at.max()) if at.numel() else 0)
     last = 0 if documents is None or not documents.numel() else int(documents.max()) + 1
-    return Split(
-        {name: part(x, dim, content_of(name)) for name, x in named.items()},
-        own,
-        None if real is None else part(real, 1, False),
-        None if documents is None else part(documents, 1, last),
-        length,
-    )
+    cut = {name: part(x, dim, fill.get(name, 0) if isinstance(fill, Mapping) else fill) for name, x in named.items()}
+    real = None if real is None else part(real, 1, False)
+    return Split(cut, own, real, None if documents is None else part(documents, 1, last), length)
 
 
 def unsplit_sequence(x: Tensor, context_parallel: Any, *, dim: int = 1, length: int | None = None) -> Tensor:
@@ -134,7 +121,7 @@ def unsplit_sequence(x: Tensor, context_parallel: Any, *, dim: int = 1, length: 
         >>> dist.destroy_process_group()
     """
     cp = as_context(context_parallel)
-    whole = restore_order(all_gather(cp, x, dim), cp.size, cp.balance, dim)
+    whole = gather_tokens(cp, x, dim)
     return whole if length is None else whole.narrow(dim, 0, length)
 
 
@@ -155,8 +142,7 @@ def reduce_gradients(parameters: nn.Module | Iterable[Tensor], context_parallel:
     cp: ContextParallel = as_context(context_parallel)
     given = parameters.parameters() if isinstance(parameters, nn.Module) else parameters
     grads = [p.grad for p in given if p.grad is not None]
-    kinds = dict.fromkeys(grad.dtype for grad in grads)
-    for dtype in kinds:
+    for dtype in dict.fromkeys(grad.dtype for grad in grads):
         some = [grad for grad in grads if grad.dtype == dtype]
         sums = total(cp, torch.cat([grad.flatten() for grad in some]))
         for grad, summed in zip(some, sums.split([grad.numel() for grad in some]), strict=True):

@@ -10,11 +10,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ..core.dropout import Dropout
 from ..core.index import Index
 from ..core.plan import Plan
 from ..core.positions import Positions, Run
+from ..core.tables import add
 from ..functional import attend
 from .context import ContextParallel
 from .layout import Segment, Visible, visible_part
@@ -96,8 +98,11 @@ class Block(NamedTuple):
     k: Segment
     visible: Visible
 
+    def cut(self, values: Values) -> Values:
+        """The parts of these tensors that this block reads."""
+        return {name: self.select(name, x) for name, x in values.items()}
+
     def select(self, name: str, x: Tensor) -> Tensor:
-        """The part of a tensor that this block reads."""
         queries = slice(self.q.first + self.visible.queries.start, self.q.first + self.visible.queries.stop)
         keys = slice(self.k.first + self.visible.keys.start, self.k.first + self.visible.keys.stop)
         if name == "q" or name.startswith("states"):
@@ -148,9 +153,8 @@ def run_block(call: Call, keys: Tokens, block: Block, inputs: Values) -> tuple[T
         at_q = block.q.start + call.shift + block.q.step * rows.start
         at_k = block.k.start + block.k.step * columns.start
         heads = call.all_heads or q.shape[1]
-        dropout = Dropout(
-            dropout, call.seed, q=(at_q, block.q.step), k=(at_k, block.k.step), heads=(call.first_head, heads)
-        )
+        sides = {"q": (at_q, block.q.step), "k": (at_k, block.k.step)}
+        dropout = Dropout(dropout, call.seed, **sides, heads=(call.first_head, heads))
     out, lse = attend(q, k, v, plan, dropout=dropout, engine=call.engine, return_lse=True, **masks)
     return constant.add(out, lse)
 
@@ -160,8 +164,7 @@ def pad_segment(rows: slice, length: int, out: Tensor, lse: Tensor) -> tuple[Ten
     before, after = rows.start, length - rows.stop
     if not before and not after:
         return out, lse
-    pad = torch.nn.functional.pad
-    return pad(out, (0, 0, before, after)), pad(lse, (before, after), value=float("-inf"))
+    return pad(out, (0, 0, before, after)), pad(lse, (before, after), value=-INF)
 
 
 class FarTerms(NamedTuple):
@@ -192,21 +195,17 @@ def take_far_terms(q: Tensor, plan: Plan, dropout: float) -> tuple[Tensor, Plan,
     shifted = q
     for lookup, row in zip(plan.lookups, rows, strict=True):
         if lookup.bias is not None:
-            to_lse = _plus(to_lse, lookup.bias[:, row, None].to(precision))
+            to_lse = add(to_lse, lookup.bias[:, row, None].to(precision))
         if lookup.dot_query is not None:
             states = q if lookup.states is None else lookup.states
             product = (states.to(precision) @ lookup.dot_query[:, row, :, None].to(precision)).squeeze(-1)
             factor = scale.squeeze(-1).to(precision) if isinstance(scale, Tensor) else scale
-            to_lse = _plus(to_lse, product * factor)
+            to_lse = add(to_lse, product * factor)
         if lookup.dot_key is not None:
             shifted = shifted + lookup.dot_key[:, row, None, :].to(q.dtype)
         if lookup.add_value is not None:
-            to_out = _plus(to_out, lookup.add_value[:, row, None, :].to(precision))
+            to_out = add(to_out, lookup.add_value[:, row, None, :].to(precision))
     return shifted, replace(plan, lookups=()), FarTerms(to_lse, to_out)
-
-
-def _plus(a: Tensor | None, b: Tensor) -> Tensor:
-    return b if a is None else a + b
 
 
 def _single_rows(plan: Plan) -> list[int]:
@@ -214,7 +213,8 @@ def _single_rows(plan: Plan) -> list[int]:
     positions, rows = plan.positions, []
     if not plan.lookups or any(not isinstance(x.index, Index) or x.index.axis != 0 for x in plan.lookups):
         return []
-    if positions.offset is None and not _is_readable(positions):
+    sides = positions.q, positions.k  # explicit positions are read on a CPU only: elsewhere reading synchronises
+    if positions.offset is None and any(isinstance(side, Tensor) and not side.is_cpu for side in sides):
         return []
     least, most = positions.reach
     for lookup in plan.lookups:
@@ -225,8 +225,3 @@ def _single_rows(plan: Plan) -> list[int]:
             return []
         rows.append(lo if index.rows is None else index.rows[lo])
     return rows
-
-
-def _is_readable(positions: Positions) -> bool:
-    """Explicit positions are read on a CPU only: elsewhere reading synchronises."""
-    return all(not isinstance(side, Tensor) or side.is_cpu for side in (positions.q, positions.k))

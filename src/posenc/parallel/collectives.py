@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from .context import ContextParallel, ParallelError
+from .layout import restore_order
 
 # PyTorch 2.13 renamed them
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -63,27 +65,28 @@ def _bytes(x: Tensor) -> int:
     return x.numel() * x.element_size()
 
 
+@dataclass
 class Pending:
     """Messages under way: `wait` ends when all have arrived, or raises ParallelError."""
 
-    def __init__(
-        self, cp: ContextParallel, works: Sequence[Any], what: str, results: list[Tensor], kept: Any = None,
-        device: torch.device | None = None,
-    ):  # fmt: skip
-        self.cp, self.works, self.what, self.results, self.kept = cp, works, what, results, kept
-        self.on_cpu = all(not x.is_cuda for x in results)
-        self.device = device
+    cp: ContextParallel
+    works: Sequence[Any]
+    what: str
+    results: list[Tensor]
+    kept: Any  # what is sent, until it has arrived
+    device: torch.device  # of the results
 
     def wait(self) -> list[Tensor]:
         began = time.monotonic()
+        on_cpu = all(not x.is_cuda for x in self.results)
         try:
             for work in self.works:
                 # NCCL's wait orders streams and returns; with a limit it would block the host
-                work.wait(self.cp.limit) if self.on_cpu else work.wait()
+                work.wait(self.cp.limit) if on_cpu else work.wait()
         except RuntimeError as error:
             raise _failure(self.cp, self.what, time.monotonic() - began, error) from error
         self.kept = None
-        return self.results if self.device is None else [x.to(self.device) for x in self.results]
+        return [x.to(self.device) for x in self.results]
 
 
 def _failure(cp: ContextParallel, what: str, seconds: float, error: Exception) -> ParallelError:
@@ -95,8 +98,7 @@ def _failure(cp: ContextParallel, what: str, seconds: float, error: Exception) -
 
 
 def _start(
-    cp: ContextParallel, what: str, call: Any, results: list[Tensor], kept: Any = None,
-    device: torch.device | None = None,
+    cp: ContextParallel, what: str, call: Any, results: list[Tensor], kept: Any, device: torch.device
 ) -> Pending:  # fmt: skip
     """Start messages; a connection that is closed already raises here."""
     began = time.monotonic()
@@ -252,6 +254,11 @@ def all_gather(cp: ContextParallel, x: Tensor, dim: int) -> Tensor:
     if cp.is_alone:
         return x
     return _exchange(cp, x.movedim(dim, 0), gather, scatter_sum).flatten(0, 1).movedim(0, dim)
+
+
+def gather_tokens(cp: ContextParallel, x: Tensor, dim: int) -> Tensor:
+    """Tokens of every rank along `dim`, in the order of the sequence."""
+    return restore_order(all_gather(cp, x, dim), cp.size, cp.balance, dim)
 
 
 def all_to_all(cp: ContextParallel, x: Tensor, split: int, join: int) -> Tensor:

@@ -52,10 +52,9 @@ class ContextParallel:
     """
 
     def __init__(self, mesh: Any, *, strategy: Strategy = "auto", balance: Balance = "none", timeout: float = TIMEOUT):
-        if strategy not in STRATEGIES:
-            raise ValueError(f"strategy={strategy!r} is unknown; use one of {', '.join(map(repr, STRATEGIES))}")
-        if balance not in BALANCES:
-            raise ValueError(f"balance={balance!r} is unknown; use one of {', '.join(map(repr, BALANCES))}")
+        for name, given, known in (("strategy", strategy, STRATEGIES), ("balance", balance, BALANCES)):
+            if given not in known:
+                raise ValueError(f"{name}={given!r} is unknown; use one of {', '.join(map(repr, known))}")
         if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
             raise ValueError(f"timeout={timeout!r} must be a number of seconds above 0")
         self.group = _group_of(mesh)

@@ -18,22 +18,13 @@ from ..core.plan import Plan
 from ..core.positions import INTEGERS, Positions
 from ..functional import _check_tensors as check_tensors
 from ..functional import shift_and_rotate
+from . import plan_tensors
 from .blocks import Call, Tokens, positions_of
 from .collectives import broadcast, check_alike, sum_gradients
 from .collectives import total as total_of
 from .context import ContextParallel, Strategy, as_context
 from .gather import attend_gather
-from .plan_tensors import (
-    PlanSource,
-    Values,
-    cut_heads,
-    cut_pair,
-    depends_on_positions,
-    leaves_of,
-    put_together,
-    take_apart,
-    without_prepass,
-)
+from .plan_tensors import PlanSource, Values, cut_heads, put_together, take_apart, without_prepass
 from .ring import attend_ring
 from .tensor import Heads, own_heads
 from .ulysses import attend_ulysses, heads_reason
@@ -116,7 +107,7 @@ def attend(
     if tensor_parallel is not None:
         tp, heads = own_heads(tensor_parallel, q.shape[1])
         meshes.append(tp)
-    prepare = _prepare_pairs if depends_on_positions(make, encoding, len(queries.axes)) else _prepare_once
+    prepare = _prepare_pairs if plan_tensors.depends_on_positions(make, encoding, len(queries.axes)) else _prepare_once
     q, k, v, source, terms = prepare(make, encoding, queries, keys, (q, k, v), total, meshes, heads)
     inputs = {"q": q, "k": k, "v": v, **terms}
     if mask.extra is not None:
@@ -128,18 +119,15 @@ def attend(
         first_head=0 if heads is None else heads[0], all_heads=None if heads is None else heads[2],
         return_lse=return_lse, per_query=frozenset(take_apart(source.local, q.shape[2])[1]),
     )  # fmt: skip
-    run = {"ulysses": attend_ulysses, "gather": attend_gather, "ring": attend_ring}[_choose(cp, q, k)]
+    strategy = cp.strategy
+    if strategy == "auto":
+        divided = heads_reason(cp.size, q.shape[1], k.shape[1]) is None and k.shape[1] % cp.size == 0
+        strategy = "ulysses" if divided else "ring"
+    run = {"ulysses": attend_ulysses, "gather": attend_gather, "ring": attend_ring}[strategy]
     if run is attend_ring:
         _check_pair(source.local, q.device)
     out, lse = run(call, inputs)
     return (out, lse) if return_lse else out
-
-
-def _choose(cp: ContextParallel, q: Tensor, k: Tensor) -> str:
-    if cp.strategy != "auto":
-        return cp.strategy
-    divided = heads_reason(cp.size, q.shape[1], k.shape[1]) is None and k.shape[1] % cp.size == 0
-    return "ulysses" if divided else "ring"
 
 
 SIZES = (
@@ -184,7 +172,7 @@ def _prepare_once(make, encoding, queries: Tokens, keys: Tokens, qkv, total, mes
     if heads is not None:  # the tokens' own terms are the same on all ranks of the mesh, too
         each = _sum(meshes[-1:], {**of_queries, **of_keys})
         plan = put_together(plan, plan.positions, cut_heads(each, *heads))
-        plan = plan if plan.pair is None else replace(plan, pair=cut_pair(plan.pair, *heads))
+        plan = plan if plan.pair is None else replace(plan, pair=plan_tensors.cut_pair(plan.pair, *heads))
     tables = _sum(meshes, tables)
     plan = put_together(plan, plan.positions, tables if heads is None else cut_heads(tables, *heads))
     plan.check(q, k, v)
@@ -203,10 +191,8 @@ def _prepare_pairs(make, encoding, queries: Tokens, keys: Tokens, qkv, total, me
     shift: Values = {}
     found: tuple[Tensor, ...] = ()
     for own, theirs in zip(queries.segments, keys.segments, strict=True):
-        sides = (
-            side.sides(segment, slice(0, segment.length), q.device)
-            for side, segment in ((queries, own), (keys, theirs))
-        )
+        both = (queries, own), (keys, theirs)
+        sides = (side.sides(segment, slice(0, segment.length), q.device) for side, segment in both)
         plan = make(positions_of(*sides, total=total))
         tables, of_queries, of_keys = take_apart(plan, own.length)
         if of_queries or of_keys:
@@ -215,11 +201,10 @@ def _prepare_pairs(make, encoding, queries: Tokens, keys: Tokens, qkv, total, me
                 f"({', '.join([*of_queries, *of_keys])}); context parallelism supports one or the other"
             )
         if not parts:
-            found = leaves_of(list(tables.values())) if torch.is_grad_enabled() else ()
+            found = plan_tensors.leaves_of(list(tables.values())) if torch.is_grad_enabled() else ()
             leaves = {f"leaf.{number}": x for number, x in enumerate(found)}
-            together = _sum(meshes, ({} if plan.shift is None else {"shift": plan.shift}) | leaves)
-            shift = {name: x for name, x in together.items() if name == "shift"}
-            leaves = {name: x for name, x in together.items() if name != "shift"}
+            leaves = _sum(meshes, ({} if plan.shift is None else {"shift": plan.shift}) | leaves)
+            shift = {"shift": leaves.pop("shift")} if plan.shift is not None else {}
         plan = put_together(plan, plan.positions, {**tables, **shift})
         if heads is not None:
             plan = put_together(plan, plan.positions, cut_heads(take_apart(plan, 0)[0], *heads))
@@ -327,11 +312,7 @@ def _axes(given: Axes, x: Tensor, name: str) -> tuple[Tensor | None, ...]:
         if not isinstance(axis, Tensor) or axis.dtype not in INTEGERS:
             kind = axis.dtype if isinstance(axis, Tensor) else type(axis).__name__
             raise ValueError(f"{name} must be int tensors [L/N], [B, L/N] or [B, L/N, axes], got {kind}")
-        if (
-            axis.dim() not in (1, 2)
-            or axis.shape[-1] != length
-            or (axis.dim() == 2 and axis.shape[0] not in (1, batch))
-        ):
+        if axis.shape not in ((length,), (1, length), (batch, length)):
             raise ValueError(
                 f"{name} must be for this rank's tokens, [{length}] or [{batch}, {length}], got {list(axis.shape)}"
             )

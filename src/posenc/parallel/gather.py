@@ -22,11 +22,10 @@ from .ring import TRAVELLING
 def attend_gather(call: Call, inputs: Values) -> tuple[Tensor, Tensor]:
     cp, keys = call.cp, call.keys
     local = inputs["k"].shape[2]
-    sources: list[tuple[Tokens, Values]]
     gathered = {name: all_gather(cp, inputs[name], 2) for name in TRAVELLING if name in inputs}
     marks = [all_gather(cp, x, x.dim() - 1) for x in keys.tensors()]
     if cp.balance == "striped" and cp.size > 1:
-        sources = []
+        sources: list[tuple[Tokens, Values]] = []
         for rank in range(cp.size):
             rows = slice(rank * local, (rank + 1) * local)
             tokens = keys.moved(cp.segments(local, rank), [x[..., rows] for x in marks])
@@ -40,10 +39,8 @@ def attend_gather(call: Call, inputs: Values) -> tuple[Tensor, Tensor]:
     for segment in call.queries.segments:
         parts = []
         for tokens, values in sources:
-            for block in blocks_of(call, tokens):
-                if block.q is not segment:
-                    continue
-                cut = {name: block.select(name, x) for name, x in (inputs | values).items()}
+            for block in [one for one in blocks_of(call, tokens) if one.q is segment]:
+                cut = block.cut(inputs | values)
                 parts.append(pad_segment(block.visible.queries, segment.length, *run_block(call, tokens, block, cut)))
         if not parts:
             shape = (*q.shape[:2], segment.length)

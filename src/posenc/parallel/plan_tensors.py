@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from weakref import WeakKeyDictionary
 
 import torch
@@ -156,14 +157,8 @@ class _Tables(torch.autograd.Function):
 _known: WeakKeyDictionary[Encoding, bool] = WeakKeyDictionary()
 
 
-@dataclass(frozen=True)
-class FixedPlan:
-    """A maker of plans whose indices are known to be the same for all positions."""
-
-    make: MakePlan
-
-    def __call__(self, positions: Positions) -> Plan:
-        return self.make(positions)
+class FixedPlan(partial):
+    """A maker of plans, FixedPlan(make), whose indices are known to be the same for all positions."""
 
 
 def depends_on_positions(make: MakePlan, encoding: object, axes: int) -> bool:
@@ -182,9 +177,8 @@ def depends_on_positions(make: MakePlan, encoding: object, axes: int) -> bool:
 
 def leaves_of(tensors: list[Tensor]) -> tuple[Tensor, ...]:
     """The leaf tensors that gradients of these reach."""
-    found: dict[int, Tensor] = {}
+    found = {id(x): x for x in tensors if x.is_leaf and x.requires_grad}
     waiting = [x.grad_fn for x in tensors if x.grad_fn is not None]
-    found |= {id(x): x for x in tensors if x.is_leaf and x.requires_grad}
     visited = set()
     while waiting:
         node = waiting.pop()

@@ -23,19 +23,17 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .blocks import Block, Call, Tokens, blocks_of, run_block
+from .blocks import INF, Block, Call, Tokens, blocks_of, run_block
 from .collectives import exchange
 from .plan_tensors import Values
 
-INF = float("inf")
 TRAVELLING = ("k", "v", "decay_k")
 """Tensors with gradients that move with the keys."""
 
 
 def attend_ring(call: Call, inputs: Values) -> tuple[Tensor, Tensor]:
     """`inputs` are q, k, v, the plan's tensors and the mask of this rank."""
-    names = tuple(inputs)
-    return _Ring.apply(call, names, *inputs.values())
+    return _Ring.apply(call, tuple(inputs), *inputs.values())
 
 
 class _Ring(torch.autograd.Function):
@@ -64,8 +62,7 @@ def _forward(call: Call, inputs: Values) -> tuple[Tensor, Tensor]:
     lse = q.new_full(q.shape[:3], -INF, dtype=precision)
     for keys, current in _travel(call, inputs):
         for block in blocks_of(call, keys):
-            cut = {name: block.select(name, x) for name, x in (inputs | current).items()}
-            _merge(block, out, lse, *run_block(call, keys, block, cut))
+            _merge(block, out, lse, *run_block(call, keys, block, block.cut(inputs | current)))
     return out.to(q.dtype), lse
 
 
@@ -118,7 +115,7 @@ def _backward(
     for step, (keys, current) in enumerate(_travel(call, inputs)):
         own = {name: _zeros(inputs[name]) for name in moving}
         for block in blocks_of(call, keys):
-            cut = {name: block.select(name, x) for name, x in (inputs | current).items()}
+            cut = block.cut(inputs | current)
             shares = [block.select(name, x) for name, x in (("q", d_out), ("decay_q", delta), ("decay_q", base))]
             _add(block, wanted, _block_gradients(call, keys, block, cut, shares, wanted), sums | own)
         if moving:

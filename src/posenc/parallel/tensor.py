@@ -10,7 +10,7 @@ from torch import Tensor
 from ..core.plan import Plan
 from .collectives import sum_gradients
 from .context import ContextParallel, as_context
-from .plan_tensors import Values, cut_heads, cut_pair, put_together, take_apart
+from .plan_tensors import cut_heads, cut_pair, put_together, take_apart
 
 Heads = tuple[int, int, int]
 """First head, number of heads, number of all heads."""
@@ -38,7 +38,8 @@ def split_heads(plan: Plan, mesh: Any, q: Tensor) -> Plan:
         >>> dist.destroy_process_group()
     """
     tp, heads = own_heads(mesh, q.shape[1])
-    values: Values = {name: x for part in take_apart(plan, q.shape[2]) for name, x in part.items()}
+    tables, of_queries, of_keys = take_apart(plan, q.shape[2])
+    values = tables | of_queries | of_keys
     values = cut_heads(dict(zip(values, sum_gradients(tp, list(values.values())), strict=True)), *heads)
     if plan.pair is not None:
         plan = replace(plan, pair=cut_pair(plan.pair, *heads))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..core.errors import UnsupportedPlan
 from .blocks import Call, blocks_of, pad_segment, run_block
-from .collectives import all_gather, all_to_all
+from .collectives import all_gather, all_to_all, gather_tokens
 from .layout import Segment, restore_order, take_order
 from .plan_tensors import PlanSource, Values, cut_heads, cut_pair
 
@@ -41,19 +41,15 @@ def attend_ulysses(call: Call, inputs: Values) -> tuple[Tensor, Tensor | None]:
     for name, x in inputs.items():
         if name in ("k", "v") and kv_heads % cp.size:
             x = x.repeat_interleave(cp.size // kv_heads, dim=1)
-        if name in ("q", "k", "v", "decay_q", "decay_k") or name.startswith("states"):
-            swapped[name] = _to_heads(call, x, heads)
-        elif name == "scale" and name in call.per_query:
+        if name == "scale" and name in call.per_query:
             x = x.reshape([1] * (3 - x.dim()) + list(x.shape))
+        if name in ("q", "k", "v", "decay_q", "decay_k", *call.per_query) or name.startswith("states"):
             swapped[name] = _to_heads(call, x, heads)
         elif name == "mask":
             swapped[name] = _mask_of_heads(call, x, heads, first, own)
     lengths = (q.shape[2] * cp.size, k.shape[2] * cp.size)
     queries, keys = (
-        side.moved(
-            (Segment(0, 1, length, 0),),
-            [restore_order(all_gather(cp, x, x.dim() - 1), cp.size, cp.balance, x.dim() - 1) for x in side.tensors()],
-        )
+        side.moved((Segment(0, 1, length, 0),), [gather_tokens(cp, x, x.dim() - 1) for x in side.tensors()])
         for side, length in zip((call.queries, call.keys), lengths, strict=True)
     )
     tables = {name: x for name, x in inputs.items() if name not in swapped}
@@ -68,11 +64,9 @@ def attend_ulysses(call: Call, inputs: Values) -> tuple[Tensor, Tensor | None]:
     if not blocks:  # every key of every query is masked
         return q.new_zeros((*q.shape[:3], inputs["v"].shape[3])), q.new_full(q.shape[:3], float("-inf"))
     (block,) = blocks
-    cut = {name: block.select(name, x) for name, x in swapped.items()}
-    out, lse = pad_segment(block.visible.queries, block.q.length, *run_block(whole, keys, block, cut))
-    out, *more = (
-        all_to_all(cp, take_order(x, cp.size, cp.balance, 2), 2, 1) for x in ((out, lse) if call.return_lse else (out,))
-    )
+    results = pad_segment(block.visible.queries, block.q.length, *run_block(whole, keys, block, block.cut(swapped)))
+    wanted = results if call.return_lse else results[:1]
+    out, *more = (all_to_all(cp, take_order(x, cp.size, cp.balance, 2), 2, 1) for x in wanted)
     return out, more[0] if more else None
 
 

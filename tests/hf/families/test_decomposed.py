@@ -7,7 +7,7 @@ from posenc import hf
 from posenc.hf import decomposed
 from posenc.nn import blocks
 from tests.hf.compare import gradients_agree, outputs_agree
-from tests.hf.harness import inputs_of, outcome, pairs, run_check
+from tests.hf.harness import inputs_of, outcome, pairs, run_check, scatter
 from tests.hf.tiny import tiny_case
 from tests.seeds import seed
 
@@ -45,7 +45,7 @@ def test_blocks_of_any_size(attention, numbers, monkeypatch):
         hidden_size=16, output_channels=8, num_hidden_layers=2, num_attention_heads=2, image_size=10, patch_size=2,
         window_size=3, global_attn_indexes=[1], mlp_dim=16, attn_implementation=attention,
     )  # fmt: skip
-    model = decomposed.scatter(SamVisionEncoder(config)).eval()
+    model = scatter(SamVisionEncoder(config))
     inputs = {"pixel_values": torch.randn(3, 3, 10, 10)}
     theirs, their_gradients = outcome(model, inputs)
     monkeypatch.setattr(blocks, "NUMBERS", numbers)

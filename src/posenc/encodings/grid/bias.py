@@ -40,9 +40,8 @@ class GridBias(Encoding):
         self.window = check_size("window", window)
         self.class_token = require_bool("class_token", class_token)
         self.std = require_number("std", std, least=0.0)
-        reach = reach_of(self.window)
-        rows = require_table("the table", 2 * reach + 1 + (3 if class_token else 0), heads)
-        self.index = Index(-reach - 1, reach + 1) if class_token else Index(-reach, reach)
+        self.index = self._index()
+        rows = require_table("the table", 2 * reach_of(self.window) + 1 + (3 if class_token else 0), heads)
         self.table = nn.Parameter(torch.empty(rows))
         self.reset_parameters()
 
@@ -73,7 +72,10 @@ class GridBias(Encoding):
         image = patches.t().reshape(1, -1, *old)
         new = [2 * size - 1 for size in window]
         image = nn.functional.interpolate(image, size=new, mode="bicubic", align_corners=False)
-        reach = reach_of(window)
         self.window = window
-        self.index = Index(-reach - 1, reach + 1) if self.class_token else Index(-reach, reach)
+        self.index = self._index()
         self.table = nn.Parameter(torch.cat((image.reshape(patches.shape[1], -1).t(), rest)))
+
+    def _index(self) -> Index:
+        reach = reach_of(self.window) + self.class_token
+        return Index(-reach, reach)

@@ -36,15 +36,9 @@ class ContinuousBias(Encoding):
     axes = 2
 
     def __init__(
-        self,
-        *,
-        heads: int,
-        window: Size = (8, 8),
-        pretrained: Size | None = None,
-        hidden: int = 512,
-        cosine: bool = True,
-        bound: float = 16.0,
-    ):
+        self, *, heads: int, window: Size = (8, 8), pretrained: Size | None = None, hidden: int = 512,
+        cosine: bool = True, bound: float = 16.0,
+    ):  # fmt: skip
         super().__init__()
         require_int("heads", heads, least=1, most=WIDEST)
         require_int("hidden", hidden, least=1, most=WIDEST)

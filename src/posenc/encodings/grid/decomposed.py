@@ -58,9 +58,8 @@ class Decomposed(Encoding):
             at = Positions(queries[0], keys[0], reach=(1 - grid[0], grid[0] - 1), more=axes[1:])
         first = len(at.q_axes) - 2
         # a plan scales its dot products; this undoes it
-        tables = (
-            _resized(table, size) * self.head_dim**0.5 for table, size in zip((self.rel_pos_h, self.rel_pos_w), grid)
-        )
+        both = zip((self.rel_pos_h, self.rel_pos_w), grid)
+        tables = (resized(table, size) * self.head_dim**0.5 for table, size in both)
         lookups = tuple(
             Lookup(Index(1 - size, size - 1, axis=axis), dot_query=table.flip(0)[None])
             for axis, (size, table) in enumerate(zip(grid, tables, strict=True), first)
@@ -68,7 +67,7 @@ class Decomposed(Encoding):
         return Plan(at, lookups=lookups)
 
 
-def _resized(table: Tensor, size: int) -> Tensor:
+def resized(table: Tensor, size: int) -> Tensor:
     """[2 size - 1, d] by linear interpolation of a table of another size."""
     if table.shape[0] == 2 * size - 1:
         return table

@@ -51,19 +51,10 @@ class AxialRoPE(ManyAxes):
     """
 
     def __init__(
-        self,
-        *,
-        head_dim: int,
-        convention: Convention = "qwen2_vl",
-        base: float | None = None,
-        grid: tuple[int, int] | None = None,
-        sections: tuple[int, ...] | None = None,
-        columns: int | None = None,
-        shift: float | None = None,
-        jitter: float | None = None,
-        rescale: float | None = None,
-        prefix: int = 0,
-    ):
+        self, *, head_dim: int, convention: Convention = "qwen2_vl", base: float | None = None,
+        grid: tuple[int, int] | None = None, sections: tuple[int, ...] | None = None, columns: int | None = None,
+        shift: float | None = None, jitter: float | None = None, rescale: float | None = None, prefix: int = 0,
+    ):  # fmt: skip
         require_choice("convention", convention, ("pixtral", "dinov3", "qwen2_vl", "llama4", "blocks"))
         require_int("head_dim", head_dim, least=1, most=WIDEST)
         if base is not None:
@@ -108,8 +99,7 @@ class AxialRoPE(ManyAxes):
             if value is not None:
                 require_number(name, value, least=least)
         self.shift, self.jitter, self.rescale, self.prefix = shift, jitter, rescale, prefix
-        drawn = {"shift": shift, "jitter": jitter, "rescale": rescale}
-        self._is_augmented = any(value is not None for value in drawn.values())
+        self._is_augmented = any(value is not None for value in (shift, jitter, rescale))
         if (self._is_augmented or prefix) and convention != "dinov3":
             raise OptionError(
                 "shift, jitter, rescale and prefix belong to DINOv3's training; they need convention='dinov3'"
@@ -139,13 +129,11 @@ class AxialRoPE(ManyAxes):
         assert self.grid is not None
         shift, stretch = torch.zeros(2, device=device), torch.ones(2, device=device)
         if self.shift is not None:
-            shift = torch.empty(2, device=device).uniform_(-self.shift, self.shift)
-        if self.jitter is not None:
-            edge = math.log(self.jitter)
-            stretch = torch.empty(2, device=device).uniform_(-edge, edge).exp()
-        if self.rescale is not None:
-            edge = math.log(self.rescale)
-            stretch = stretch * torch.empty(1, device=device).uniform_(-edge, edge).exp()
+            shift.uniform_(-self.shift, self.shift)
+        for most, axes in ((self.jitter, 2), (self.rescale, 1)):
+            if most is not None:
+                edge = math.log(most)
+                stretch = stretch * torch.empty(axes, device=device).uniform_(-edge, edge).exp()
         each = len(self.pair_frequencies) // 2
         frequencies = constant(self.pair_frequencies, device, torch.float64) * stretch.double().repeat_interleave(each)
         size = constant(tuple(float(n) for n in self.grid), device, torch.float64)

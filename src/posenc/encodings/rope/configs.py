@@ -12,12 +12,11 @@ The same keys mean different things to different libraries:
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...core.checks import show_value
+from ...core.checks import nearest, show_value
 from ...core.errors import OptionError
 from .fields import (
     ALWAYS,
@@ -51,33 +50,19 @@ DIALECTS = ("hf", "vllm", "llama.cpp", "deepseek")
 YARN = {"factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "truncate"}
 LISTS = {"short_factor", "long_factor", "original_max_position_embeddings"}
 LLAMA3 = {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}
+DEEPSEEK_YARN = (YARN | {"mscale", "mscale_all_dim"}) - {"truncate"}
 KEYS: dict[str, dict[str, set[str]]] = {
     "hf": {
-        "default": set(),
-        "linear": {"factor"},
-        "dynamic": {"factor"},
-        "yarn": YARN | {"attention_factor", "mscale", "mscale_all_dim"},
-        "longrope": LISTS | {"factor", "attention_factor"},
-        "llama3": LLAMA3,
-        "proportional": {"factor"},
+        "default": set(), "linear": {"factor"}, "dynamic": {"factor"}, "proportional": {"factor"}, "llama3": LLAMA3,
+        "yarn": YARN | {"attention_factor", "mscale", "mscale_all_dim"}, "longrope": LISTS | {"factor", "attention_factor"},
     },
     "vllm": {
-        "default": set(),
-        "linear": {"factor"},
-        "ntk": {"factor", "mixed_b"},
-        "dynamic": {"factor", "alpha"},
-        "yarn": YARN | {"attn_factor", "apply_yarn_scaling"},
-        "deepseek_yarn": (YARN | {"mscale", "mscale_all_dim", "attn_factor"}) - {"truncate"},
+        "default": set(), "linear": {"factor"}, "ntk": {"factor", "mixed_b"}, "dynamic": {"factor", "alpha"}, "llama3": LLAMA3,
+        "yarn": YARN | {"attn_factor", "apply_yarn_scaling"}, "deepseek_yarn": DEEPSEEK_YARN | {"attn_factor"},
         "longrope": LISTS | {"short_mscale", "long_mscale"},
-        "llama3": LLAMA3,
     },
-    "deepseek": {
-        "default": set(),
-        "linear": {"factor"},
-        "dynamic": {"factor"},
-        "yarn": (YARN | {"mscale", "mscale_all_dim"}) - {"truncate"},
-    },
-}
+    "deepseek": {"default": set(), "linear": {"factor"}, "dynamic": {"factor"}, "yarn": DEEPSEEK_YARN},
+}  # fmt: skip
 """Every key that a kind of scaling may have beyond ALWAYS."""
 SAME_KIND = {"su": "longrope", "mrope": "default"}
 
@@ -101,12 +86,9 @@ class Setup:
             raise OptionError("the configuration does not state the head size; give the whole config.json, or head_dim")
         if self.layout is None:
             raise OptionError("the configuration does not state the layout; give layout='half' or 'interleaved'")
-        base = 10000.0 if self.base is None else self.base
-        values = {"values": True} if self.values else {}
-        return dict(
-            head_dim=self.head_dim, rotary_dim=self.rotary_dim, base=base, layout=self.layout, scaling=self.scaling,
-            **values,
-        )  # fmt: skip
+        found = {name: getattr(self, name) for name in ("head_dim", "rotary_dim", "layout", "scaling")}
+        found["base"] = 10000.0 if self.base is None else self.base
+        return {**found, "values": True} if self.values else found
 
 
 def read(config, dialect: str = "hf", *, layer_type: str | None = None, length: int | None = None) -> Setup:
@@ -139,15 +121,9 @@ def read(config, dialect: str = "hf", *, layer_type: str | None = None, length: 
             "Ernie 4.5-VL's mrope_section are rows, columns and time, rows and columns alternating; MRoPE does not have this order"
         )
     return Setup(
-        scaling,
-        _base(model, rope),
-        head_dim,
-        rotary_dim,
-        "interleaved" if interleaved else "half",
-        sections,
-        field(rope, "mrope_interleaved", False),
-        field(model, "rotary_value", False),
-    )
+        scaling, _base(model, rope), head_dim, rotary_dim, "interleaved" if interleaved else "half", sections,
+        field(rope, "mrope_interleaved", False), field(model, "rotary_value", False),
+    )  # fmt: skip
 
 
 # ---- reading: the parts of a configuration ------------------------------------------------------------------
@@ -235,10 +211,8 @@ def _check_model(model: dict[str, Any], rope: dict[str, Any]) -> None:
         raise OptionError("this is the configuration of an image model, whose rotation has two axes: posenc.AxialRoPE")
     unknown = sorted(key for key in model if key.startswith(("rope_", "rotary_")) and key not in MODEL)
     if unknown:
-        near = difflib.get_close_matches(unknown[0][:60], MODEL, n=1)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
         raise OptionError(
-            f"the configuration has {show_value(unknown[0])}{hint}, which may change the rotation and is not known here; "
+            f"the configuration has {show_value(unknown[0])}{nearest(unknown[0], MODEL)}, which may change the rotation and is not known here; "
             "rename it, or remove it if it does not concern the frequencies"
         )
 
@@ -270,11 +244,8 @@ def _kind(rope: dict[str, Any], model: dict[str, Any], dialect: str) -> str:
     if len(kinds) > 1:
         raise OptionError(f"rope_type={new!r} and type={old!r} disagree; keep one of them")
     kind = kinds.pop() if kinds else "default"
-    if (
-        dialect == "vllm"
-        and kind == "yarn"
-        and field(model, "model_type", "").startswith(("deepseek_v2", "deepseek_v3"))
-    ):
+    is_deepseek = field(model, "model_type", "").startswith(("deepseek_v2", "deepseek_v3"))
+    if dialect == "vllm" and kind == "yarn" and is_deepseek:
         kind = "deepseek_yarn"  # its model's code renames it
     if kind not in KEYS[dialect]:
         raise OptionError(f"{dialect} has no RoPE of type {show_value(kind)}; its types are {', '.join(KEYS[dialect])}")
@@ -289,10 +260,7 @@ def _unknown_keys(unknown: list[str], allowed: set[str], kind: str, dialect: str
             "llama_4_scaling_beta multiplies queries by 1 + beta ln(1 + floor(position / original)), which is not part of "
             "RoPE; take it out of the rotation's keys and scale the queries"
         )
-    hints = []
-    for key in unknown[:5]:
-        near = difflib.get_close_matches(key[:60], allowed, n=1, cutoff=0.6)
-        hints.append(show_value(key) + (f" (did you mean {near[0]!r}?)" if near else ""))
+    hints = [show_value(key) + nearest(key, allowed) for key in unknown[:5]]
     return f"{dialect} reads no {', '.join(hints)} for {kind!r}; it reads {', '.join(sorted(allowed - {'type'}))}"
 
 
@@ -320,12 +288,8 @@ def _sizes(model: dict[str, Any], rope: dict[str, Any], kind: str) -> tuple[int 
         hidden = field(model, "hidden_size") or field(model, "n_embd")
         heads = None if hidden is None else field(model, "num_attention_heads") or field(model, "n_head")
         head_dim = head_of(hidden, heads) if hidden and heads else None
-    part = _agree(
-        "partial_rotary_factor",
-        field(rope, "partial_rotary_factor"),
-        field(model, "partial_rotary_factor"),
-        field(model, "rotary_pct"),
-    )
+    name = "partial_rotary_factor"
+    part = _agree(name, field(rope, name), field(model, name), field(model, "rotary_pct"))
     if kind == "proportional" or head_dim is None:
         return head_dim, head_dim
     if width := field(model, "rotary_dim"):
@@ -351,9 +315,9 @@ class _Keys:
     def get(self, name: str, default=None):
         return field(self.rope, name, default)
 
-    def given(self, **names: str) -> dict[str, Any]:
-        """{ours: value} of the keys that are there, from ours=theirs."""
-        return {ours: field(self.rope, theirs) for ours, theirs in names.items() if theirs in self.rope}
+    def given(self, *names: str) -> dict[str, Any]:
+        """Those of these keys that are there."""
+        return {name: field(self.rope, name) for name in names if name in self.rope}
 
     @property
     def max_length(self) -> int:
@@ -366,11 +330,8 @@ class _Keys:
 
     @property
     def original(self) -> int:
-        value = _agree(
-            "original_max_position_embeddings",
-            field(self.rope, "original_max_position_embeddings"),
-            field(self.model, "original_max_position_embeddings"),
-        )
+        name = "original_max_position_embeddings"
+        value = _agree(name, field(self.rope, name), field(self.model, name))
         return self.max_length if value is None else value
 
     @property
@@ -392,8 +353,7 @@ def _read_dynamic(keys: _Keys) -> Scaling:
 
 
 def _read_yarn(keys: _Keys) -> Scaling:
-    options = keys.given(beta_fast="beta_fast", beta_slow="beta_slow", truncate="truncate")
-    yarn = YaRN(factor=keys.factor, original=keys.original, **options)
+    yarn = YaRN(factor=keys.factor, original=keys.original, **keys.given("beta_fast", "beta_slow", "truncate"))
     if keys.kind == "yarn" and keys.dialect == "vllm":
         magnitude = yarn.magnitude if keys.get("apply_yarn_scaling", True) else 1.0
         given = magnitude * keys.get("attn_factor", 1.0)
@@ -405,7 +365,7 @@ def _read_yarn(keys: _Keys) -> Scaling:
             return replace(yarn, attention_factor=own * yarn_factor(yarn.factor, mscale))
         scaled = replace(yarn, mscale=mscale, mscale_all_dim=all_dims, scale_scores=True)
         return scaled if own == 1.0 else replace(scaled, attention_factor=own * scaled.magnitude)
-    scaled = replace(yarn, **keys.given(mscale="mscale", mscale_all_dim="mscale_all_dim"))
+    scaled = replace(yarn, **keys.given("mscale", "mscale_all_dim"))
     given = keys.get("attention_factor")
     if given is None:
         return scaled
@@ -431,18 +391,13 @@ def _read_longrope(keys: _Keys) -> Scaling:
 
 
 def _read_llama3(keys: _Keys) -> Scaling:
-    return Llama3(
-        factor=keys.need("factor"),
-        low=keys.need("low_freq_factor"),
-        high=keys.need("high_freq_factor"),
-        original=keys.original,
-    )
+    low, high = keys.need("low_freq_factor"), keys.need("high_freq_factor")
+    return Llama3(factor=keys.need("factor"), low=low, high=high, original=keys.original)
 
 
 def _read_proportional(keys: _Keys) -> Scaling:
-    part = _agree(
-        "partial_rotary_factor", keys.get("partial_rotary_factor"), field(keys.model, "partial_rotary_factor")
-    )
+    name = "partial_rotary_factor"
+    part = _agree(name, keys.get(name), field(keys.model, name))
     return Proportional(fraction=1.0 if part is None else part, factor=keys.get("factor", 1.0))
 
 
@@ -513,11 +468,9 @@ def _write_kind(scaling: Scaling | None, dialect: str) -> tuple[str, dict[str, A
             return "proportional", {"partial_rotary_factor": scaling.fraction, "factor": scaling.factor}, {}
         case Llama3():
             keys = {
-                "factor": scaling.factor,
-                "low_freq_factor": scaling.low,
-                "high_freq_factor": scaling.high,
+                "factor": scaling.factor, "low_freq_factor": scaling.low, "high_freq_factor": scaling.high,
                 "original_max_position_embeddings": scaling.original,
-            }
+            }  # fmt: skip
             return "llama3", keys, {}
         case NTK() if dialect == "vllm":
             return "dynamic", {"alpha": scaling.factor}, {}
@@ -539,11 +492,8 @@ def _write_kind(scaling: Scaling | None, dialect: str) -> tuple[str, dict[str, A
 
 
 def _write_longrope(scaling: LongRoPE, dialect: str) -> tuple[str, dict[str, Any], dict[str, Any]]:
-    keys: dict[str, Any] = {
-        "short_factor": list(scaling.short),
-        "long_factor": list(scaling.long),
-        "original_max_position_embeddings": scaling.original,
-    }
+    keys: dict[str, Any] = {"short_factor": list(scaling.short), "long_factor": list(scaling.long)}
+    keys["original_max_position_embeddings"] = scaling.original
     if dialect == "vllm":
         if scaling.freeze_at is None:
             raise _cannot(scaling, dialect, "it fixes the list at the served length; give it as freeze_at")
@@ -566,11 +516,9 @@ def _write_yarn(scaling: YaRN, dialect: str) -> tuple[str, dict[str, Any], dict[
     if scaling.scale_scores and dialect != "deepseek":
         raise _cannot(scaling, dialect, "its RoPE does not scale scores; the model's attention must")
     keys: dict[str, Any] = {
-        "factor": scaling.factor,
-        "original_max_position_embeddings": scaling.original,
-        "beta_fast": scaling.beta_fast,
-        "beta_slow": scaling.beta_slow,
-    }
+        "factor": scaling.factor, "original_max_position_embeddings": scaling.original,
+        "beta_fast": scaling.beta_fast, "beta_slow": scaling.beta_slow,
+    }  # fmt: skip
     if dialect != "deepseek" and not scaling.truncate:
         keys["truncate"] = False
     if dialect == "vllm":

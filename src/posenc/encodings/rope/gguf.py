@@ -11,11 +11,10 @@ rope_factors_long.weight, rope_factors_short.weight       LongRoPE's lists; chos
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import replace
 from typing import Any
 
-from ...core.checks import show_value
+from ...core.checks import nearest, show_value
 from ...core.errors import OptionError
 from .configs import Setup, _cannot
 from .fields import field, head_of
@@ -40,17 +39,16 @@ def read_gguf(metadata: dict[str, Any], length: int | None) -> Setup:
     """The rotation of a GGUF file."""
     keys = {_short(key): value for key, value in metadata.items()}
     rope = {key.removeprefix("rope."): value for key, value in keys.items() if key.startswith("rope.")}
-    scaling = {k.removeprefix("scaling."): rope.pop(k) for k in list(rope) if k.startswith("scaling.")}
+    given = {k.removeprefix("scaling."): rope.pop(k) for k in list(rope) if k.startswith("scaling.")}
     unknown = sorted(set(rope) - {"freq_base", "dimension_count"})
     older = "longrope" if "rope_factors_long.weight" in keys else "none"  # older files of Phi-3
     kind = field(keys, "rope.scaling.type", older)
     if kind not in SCALING:
         raise OptionError(f"llama.cpp has no rope.scaling.type {show_value(kind)}; its types are {', '.join(SCALING)}")
-    unknown += [f"scaling.{key}" for key in sorted(set(scaling) - SCALING[kind] - INFORMATION)]
+    unknown += [f"scaling.{key}" for key in sorted(set(given) - SCALING[kind] - INFORMATION)]
     if unknown:
         allowed = ["freq_base", "dimension_count", *(f"scaling.{key}" for key in sorted(SCALING[kind]))]
-        near = difflib.get_close_matches(unknown[0][:60], allowed, n=1)
-        hint = f" (did you mean 'rope.{near[0]}'?)" if near else ""
+        hint = nearest(unknown[0], allowed, prefix="rope.")
         raise OptionError(
             f"llama.cpp reads no {show_value('rope.' + unknown[0])} for {kind!r}{hint}; it reads {', '.join(allowed)}"
         )
@@ -59,14 +57,9 @@ def read_gguf(metadata: dict[str, Any], length: int | None) -> Setup:
         heads = field(keys, "attention.head_count")
         head_dim = None if heads is None else head_of(width, heads)
     rotary_dim = field(keys, "rope.dimension_count", head_dim)
+    scaling = _scaling(kind, keys, length, _architecture(metadata))
     # the file does not hold the layout: llama.cpp knows it by architecture
-    return Setup(
-        _scaling(kind, keys, length, _architecture(metadata)),
-        field(keys, "rope.freq_base"),
-        head_dim or rotary_dim,
-        rotary_dim,
-        None,
-    )
+    return Setup(scaling, field(keys, "rope.freq_base"), head_dim or rotary_dim, rotary_dim, layout=None)
 
 
 def _short(key: str) -> str:
@@ -157,19 +150,14 @@ def write_gguf(scaling: Scaling | None, rope) -> dict[str, Any]:
             return result | {"rope.scaling.type": "linear", "rope.scaling.factor": scaling.factor}
         case YaRN() if scaling.ramp == "code" and scaling.truncate:
             result |= {
-                "rope.scaling.type": "yarn",
-                "rope.scaling.factor": scaling.factor,
+                "rope.scaling.type": "yarn", "rope.scaling.factor": scaling.factor,
                 "rope.scaling.original_context_length": scaling.original,
-                "rope.scaling.yarn_beta_fast": scaling.beta_fast,
-                "rope.scaling.yarn_beta_slow": scaling.beta_slow,
-            }
+                "rope.scaling.yarn_beta_fast": scaling.beta_fast, "rope.scaling.yarn_beta_slow": scaling.beta_slow,
+            }  # fmt: skip
             if scaling.scale_scores:
                 if scaling.magnitude != 1.0 or not scaling.mscale_all_dim:
-                    raise _cannot(
-                        scaling,
-                        "llama.cpp",
-                        "where scores are scaled, cos and sin are not: mscale must equal mscale_all_dim",
-                    )
+                    why = "where scores are scaled, cos and sin are not: mscale must equal mscale_all_dim"
+                    raise _cannot(scaling, "llama.cpp", why)
                 multiplier = 0.1 * scaling.mscale_all_dim
                 return result | {"general.architecture": "deepseek2", "rope.scaling.yarn_log_multiplier": multiplier}
             if scaling.magnitude != yarn_factor(scaling.factor):
@@ -177,13 +165,10 @@ def write_gguf(scaling: Scaling | None, rope) -> dict[str, Any]:
             return result
         case LongRoPE() if scaling.freeze_at is not None:
             return result | {
-                "context_length": scaling.freeze_at,
-                "rope.scaling.type": "longrope",
-                "rope.scaling.original_context_length": scaling.original,
-                "rope.scaling.attn_factor": scaling.magnitude,
-                "rope_factors_short.weight": list(scaling.short),
-                "rope_factors_long.weight": list(scaling.long),
-            }
+                "context_length": scaling.freeze_at, "rope.scaling.type": "longrope",
+                "rope.scaling.original_context_length": scaling.original, "rope.scaling.attn_factor": scaling.magnitude,
+                "rope_factors_short.weight": list(scaling.short), "rope_factors_long.weight": list(scaling.long),
+            }  # fmt: skip
         case YaRN() | LongRoPE():
             raise _cannot(scaling, "llama.cpp", "it knows YaRN's ramp of the code and LongRoPE with freeze_at only")
         case Scaling() if scaling.length_dependent:

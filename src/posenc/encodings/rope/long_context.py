@@ -14,14 +14,17 @@ memory grows with block × length; with gradients each block is recomputed in th
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from ...core.mask import check_key_mask
+from ...core.options import require_int
 from ...core.phases import compute_phases, split_frequencies
 from ...core.rotation import apply_rotary
 from .rope import RoPE, digits_on_device
@@ -59,7 +62,8 @@ def self_extend(
         >>> posenc.rope.self_extend(q, k, v, rope=posenc.RoPE(head_dim=8), group=2, window=4).shape
         torch.Size([1, 2, 12, 8])
     """
-    _check_sizes(group=group, window=window, block=block)
+    for name, size in (("group", group), ("window", window), ("block", block)):
+        require_int(name, size, least=1)
     if window % group:
         raise ValueError(f"window={window} must be a positive multiple of group={group}")
     rotator = _Rotator(q, k, rope)
@@ -85,7 +89,8 @@ def rerope(
         >>> posenc.rope.rerope(q, k, v, rope=posenc.RoPE(head_dim=8), window=4).shape
         torch.Size([1, 2, 12, 8])
     """
-    _check_sizes(window=window, block=block)
+    require_int("window", window, least=1)
+    require_int("block", block, least=1)
     if leak is not None and (isinstance(leak, bool) or not isinstance(leak, (int, float)) or not 1 <= leak < math.inf):
         raise ValueError(f"leak={leak!r} must be None (ReRoPE) or a number, at least 1")
     rotator = _Rotator(q, k, rope)
@@ -120,7 +125,8 @@ def dual_chunk(
         >>> posenc.rope.dual_chunk(q, k, v, rope=posenc.RoPE(head_dim=8), chunk_size=8, local=2).shape
         torch.Size([1, 2, 12, 8])
     """
-    _check_sizes(chunk_size=chunk_size, block=block)
+    require_int("chunk_size", chunk_size, least=1)
+    require_int("block", block, least=1)
     if isinstance(local, bool) or not isinstance(local, int) or not 0 <= local < chunk_size:
         raise ValueError(f"local={local} must be at least 0 and less than chunk_size={chunk_size}")
     n = chunk_size - local
@@ -135,11 +141,8 @@ def dual_chunk(
         at = rotator.offset + first
         chunk = at // n * n
         rows = slice(first, last)
-        for queries, start, end in (
-            (older, 0, chunk - n),
-            (before, max(chunk - n, 0), chunk),
-            (own, chunk, at + last - first),
-        ):
+        spans = (older, 0, chunk - n), (before, max(chunk - n, 0), chunk), (own, chunk, at + last - first)
+        for queries, start, end in spans:
             if end > start:
                 yield Piece(queries[:, :, rows], keys[:, :, start:end], v[:, :, start:end], start, (0, math.inf))
 
@@ -150,12 +153,6 @@ def dual_chunk(
         for first in range(max(start, 0), min(start + n, q.shape[2]), block)
     ]
     return _run(blocks, pieces, rotator, scale, key_mask, q)
-
-
-def _check_sizes(**sizes: int) -> None:
-    for name, size in sizes.items():
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise ValueError(f"{name}={size!r} must be an integer, at least 1")
 
 
 class _Rotator:
@@ -184,25 +181,15 @@ class _Rotator:
         """Queries with log-n tempering."""
         if log_scale is None:
             return q
-        if isinstance(log_scale, bool) or not isinstance(log_scale, int) or log_scale < 2:
-            raise ValueError(f"log_scale={log_scale} must be the training length, 2 or more")
+        require_int("log_scale (the training length)", log_scale, least=2)
         wide = torch.promote_types(q.dtype, torch.float32)
         factor = ((self.at_q + 1).to(wide).log() / math.log(log_scale)).clamp(min=1.0)
         return (q * factor[:, None]).to(q.dtype)
 
 
 def _near_and_far(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    rotator: _Rotator,
-    window: int,
-    far_q: Tensor,
-    far_k: Tensor,
-    scale,
-    key_mask,
-    block: int,
-) -> Tensor:
+    q: Tensor, k: Tensor, v: Tensor, rotator: _Rotator, window: int, far_q: Tensor, far_k: Tensor, scale, key_mask, block: int
+) -> Tensor:  # fmt: skip
     near_q, near_k = rotator(q, rotator.at_q), rotator(k, rotator.at_k)
 
     def pieces(first: int, last: int) -> Iterator[Piece]:
@@ -218,13 +205,8 @@ def _near_and_far(
 
 
 def _run(
-    blocks: list[tuple[int, int]],
-    pieces: Callable[[int, int], Iterator[Piece]],
-    rotator: _Rotator,
-    scale,
-    key_mask,
-    q: Tensor,
-) -> Tensor:
+    blocks: list[tuple[int, int]], pieces: Callable[[int, int], Iterator[Piece]], rotator: _Rotator, scale, key_mask, q: Tensor
+) -> Tensor:  # fmt: skip
     """One softmax over the pieces of each block of queries."""
     if key_mask is not None:
         key_mask = check_key_mask(key_mask, q.shape[0], rotator.offset + q.shape[2])
@@ -240,9 +222,7 @@ def _run(
             outs.append(checkpoint(_block, *arguments, use_reentrant=False))
         else:
             outs.append(_block(*arguments))
-    if not outs:
-        return q.new_zeros(q.shape)
-    return torch.cat(outs, dim=2)
+    return torch.cat(outs, dim=2) if outs else q.new_zeros(q.shape)
 
 
 def _block(at: int, scale: float, key_mask: Tensor | None, spans: list, *tensors: Tensor) -> Tensor:
@@ -265,9 +245,6 @@ def _block(at: int, scale: float, key_mask: Tensor | None, spans: list, *tensors
         top = joined.detach().amax(-1, keepdim=True).clamp(min=torch.finfo(wide).min)
         weights = (joined - top).exp()
         weights = weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo(wide).tiny)
-        out = None
-        for part, v in zip(weights.split([s.shape[-1] for s in scores], dim=-1), tensors[2::3], strict=True):
-            product = part @ v.to(wide).unsqueeze(2)
-            out = product if out is None else out + product
-    assert out is not None
+        parts = zip(weights.split([s.shape[-1] for s in scores], dim=-1), tensors[2::3], strict=True)
+        out = reduce(operator.add, (part @ v.to(wide).unsqueeze(2) for part, v in parts))
     return out.flatten(1, 2).to(dtype)

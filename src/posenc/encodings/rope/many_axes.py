@@ -48,16 +48,9 @@ class ManyAxes(Encoding):
     """The columns of the grid whose patches positions with a single axis number, row by row."""
 
     def __init__(
-        self,
-        *,
-        axis_of: tuple[int, ...],
-        frequencies: tuple[float, ...] | None = None,
-        head_dim: int | None = None,
-        base: float = 10000.0,
-        layout: Layout = "half",
-        factor: float = 1.0,
-        text: bool | None = None,
-    ):
+        self, *, axis_of: tuple[int, ...], frequencies: tuple[float, ...] | None = None, head_dim: int | None = None,
+        base: float = 10000.0, layout: Layout = "half", factor: float = 1.0, text: bool | None = None,
+    ):  # fmt: skip
         super().__init__()
         if not isinstance(axis_of, (tuple, list)) or not axis_of:
             raise OptionError(f"axis_of={axis_of!r} must name the axis of each pair, such as (0, 0, 1, 1)")
@@ -93,13 +86,7 @@ class ManyAxes(Encoding):
             *[(side.start, side.length) for side in sides if isinstance(side, Run)], self._digits, self.attention_factor,
             self.axis_of, self.columns, self.text, self.offset, self.layout, device, self._device_marker.dtype,
         )  # fmt: skip
-        found = _rotations.get(key)
-        if found is None:
-            with torch.inference_mode(False), torch.no_grad():
-                found = self._rotation(positions, device)
-            assert found.k is not None
-            _rotations.put(key, found, 4 * found.k[0].numel())
-        return found
+        return _rotations.find_or_make(key, lambda: self._rotation(positions, device), lambda x: 4 * x.k[0].numel())
 
     def _rotation(self, positions: Positions, device: torch.device) -> Rotation:
         queries, keys = positions.q_axes, positions.k_axes
@@ -124,9 +111,7 @@ class ManyAxes(Encoding):
                 "(posenc.rope.grid_positions and clip_positions build them)"
                 + (", or columns=, for patches that are numbered row by row" if self.axes == 2 else "")
             )
-        columns = [positions_of(side, device) for side in sides]
-        if len(columns) == 1 and self.columns is not None:
-            columns = list(row_and_column(columns[0], self.columns))
+        columns = positions_on_axes(sides, device, self.columns)
         rows = max(column.shape[0] for column in columns)
         p = torch.stack([column.expand(rows, -1) for column in columns], dim=-1)
         p = p if len(columns) == 1 else p.index_select(-1, constant(self.axis_of, device, torch.int64))
@@ -141,9 +126,12 @@ class ManyAxes(Encoding):
     """A number that is added to every position."""
 
 
-def row_and_column(patches: Tensor, columns: int) -> tuple[Tensor, Tensor]:
-    """Of patches that are numbered row by row."""
-    return patches.div(columns, rounding_mode="floor"), patches.remainder(columns)
+def positions_on_axes(sides: tuple[Side, ...], device: torch.device, columns: int | None) -> list[Tensor]:
+    """[B or 1, L] on each axis; with `columns`, a single axis numbers the patches of a grid that wide, row by row."""
+    at = [positions_of(side, device) for side in sides]
+    if len(at) > 1 or columns is None:
+        return at
+    return [at[0].div(columns, rounding_mode="floor"), at[0].remainder(columns)]
 
 
 def check_sections(sections: tuple[int, ...] | None) -> tuple[int, ...]:

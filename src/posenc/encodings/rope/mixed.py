@@ -12,8 +12,7 @@ from ...core.errors import OptionError
 from ...core.options import WIDEST, require_choice, require_int, require_number
 from ...core.positions import Positions, Side
 from ...core.rotation import Layout, Phases, Rotation
-from .many_axes import row_and_column
-from .rope import positions_of
+from .many_axes import positions_on_axes
 
 
 class MixedRoPE(Encoding):
@@ -34,16 +33,9 @@ class MixedRoPE(Encoding):
     """
 
     def __init__(
-        self,
-        *,
-        head_dim: int,
-        heads: int,
-        axes: int = 2,
-        base: float = 10.0,
-        layout: Layout = "interleaved",
-        columns: int | None = None,
-        kv_heads: int | None = None,
-    ):
+        self, *, head_dim: int, heads: int, axes: int = 2, base: float = 10.0, layout: Layout = "interleaved",
+        columns: int | None = None, kv_heads: int | None = None,
+    ):  # fmt: skip
         super().__init__()
         require_int("head_dim", head_dim, least=2, most=WIDEST)
         require_int("heads", heads, least=1, most=WIDEST)
@@ -88,9 +80,7 @@ class MixedRoPE(Encoding):
     def _phases(self, sides: tuple[Side, ...]) -> Phases:
         """cos and sin [B or 1, kv_heads, L, head_dim / 2]."""
         device = self.frequencies.device
-        columns = [positions_of(side, device) for side in sides]
-        if len(columns) == 1 and self.columns is not None and self.axes == 2:
-            columns = list(row_and_column(columns[0], self.columns))
+        columns = positions_on_axes(sides, device, self.columns if self.axes == 2 else None)
         if len(columns) != self.axes:
             raise ValueError(
                 f"MixedRoPE reads {self.axes} axes of positions, got {len(columns)}; give [B, L, {self.axes}] "

@@ -12,7 +12,7 @@ from ...core.plan import Plan
 from ...core.positions import Positions
 from ...core.rotation import Layout
 from .many_axes import ManyAxes, check_sections
-from .rope import FrequencyDigits, check_rotary, length_dependent_digits
+from .rope import FrequencyDigits, check_rotary, length_dependent_digits, scale_of
 from .scaling import Scaling
 
 
@@ -36,16 +36,9 @@ class MRoPE(ManyAxes):
     text = True
 
     def __init__(
-        self,
-        *,
-        head_dim: int,
-        sections: tuple[int, ...] | None = None,
-        interleaved: bool = False,
-        base: float = 10000.0,
-        rotary_dim: int | None = None,
-        layout: Layout = "half",
-        scaling: Scaling | None = None,
-    ):
+        self, *, head_dim: int, sections: tuple[int, ...] | None = None, interleaved: bool = False,
+        base: float = 10000.0, rotary_dim: int | None = None, layout: Layout = "half", scaling: Scaling | None = None,
+    ):  # fmt: skip
         rotary_dim = head_dim if rotary_dim is None else rotary_dim
         check_rotary(head_dim, rotary_dim, layout, scaling)
         require_bool("interleaved", interleaved)
@@ -61,12 +54,8 @@ class MRoPE(ManyAxes):
         if scaling is not None:
             frequencies = scaling.frequencies(frequencies, rotary_dim, float(base))
         axis_of = _round_robin(sections) if interleaved else tuple(a for a, n in enumerate(sections) for _ in range(n))
-        super().__init__(
-            axis_of=axis_of,
-            frequencies=frequencies,
-            layout=layout,
-            factor=1.0 if scaling is None else scaling.magnitude,
-        )
+        factor = 1.0 if scaling is None else scaling.magnitude
+        super().__init__(axis_of=axis_of, frequencies=frequencies, layout=layout, factor=factor)
         self.axes = len(sections)
         self.head_dim, self.rotary_dim, self.base, self.scaling = head_dim, rotary_dim, float(base), scaling
         self.sections, self.interleaved = tuple(sections), interleaved
@@ -74,8 +63,7 @@ class MRoPE(ManyAxes):
         self._plain = plain
 
     def terms(self, positions: Positions, *, x=None, host=None) -> Plan:
-        factor = 1.0 if self.scaling is None else self.scaling.score_factor
-        return Plan(positions, scale=None if factor == 1.0 else factor * self.head_dim**-0.5)
+        return Plan(positions, scale=scale_of(self.scaling, self.head_dim))
 
     def _frequency_digits(self, positions: Positions, device: torch.device) -> tuple[FrequencyDigits, float | Tensor]:
         if not self.length_dependent:
@@ -106,11 +94,11 @@ def _round_robin(sections: tuple[int, ...]) -> tuple[int, ...]:
     """Axis of each pair when axis a > 0 takes pairs a, a + n, a + 2n, ... until it has its number."""
     axis_of = [0] * sum(sections)
     for axis, pairs in enumerate(sections[1:], 1):
-        last = axis + len(sections) * (pairs - 1)
-        if pairs and last >= len(axis_of):
+        own = range(axis, axis + len(sections) * pairs, len(sections))
+        if own and own[-1] >= len(axis_of):
             raise OptionError(
                 f"sections={sections} cannot be interleaved: axis {axis} has more than its share of the pairs"
             )
-        for number in range(pairs):
-            axis_of[axis + len(sections) * number] = axis
+        for pair in own:
+            axis_of[pair] = axis
     return tuple(axis_of)

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
+from ...core.options import require_int
+
 
 def grid_positions(
     rows: int, columns: int, *, prefix: int = 0, prefix_at: int = 0, centred: bool = False, merge: int = 1, device=None
@@ -59,11 +61,7 @@ def clip_positions(frames: int, rows: int, columns: int, *, start: int = 0, step
 
 
 def mixed_positions(
-    parts: Iterable[int | Sequence[int]],
-    *,
-    after: str = "largest",
-    step: float | Sequence[float] = 1.0,
-    device=None,
+    parts: Iterable[int | Sequence[int]], *, after: str = "largest", step: float | Sequence[float] = 1.0, device=None
 ) -> Tensor:
     """(time, row, column) of text with images and clips among it, for M-RoPE: [1, L, 3].
 
@@ -107,9 +105,7 @@ def mixed_positions(
         pieces.append(clip_positions(*sizes, start=start, step=each, device=device))
         grown = max(sizes[1:])
         start += grown if after == "size" else max(grown, int((sizes[0] - 1) * each) + 1)
-    if not pieces:
-        return torch.zeros(1, 0, 3, dtype=torch.int64, device=device)
-    return torch.cat(pieces, dim=1)
+    return torch.cat(pieces, dim=1) if pieces else torch.zeros(1, 0, 3, dtype=torch.int64, device=device)
 
 
 def random_positions(
@@ -136,5 +132,4 @@ def random_positions(
 
 def _sizes(**sizes: int) -> None:
     for name, size in sizes.items():
-        if isinstance(size, bool) or not isinstance(size, int) or size < 0:
-            raise ValueError(f"{name}={size!r} must be a whole number, 0 or more")
+        require_int(name, size)

@@ -53,15 +53,9 @@ class RoPE(Encoding):
     """
 
     def __init__(
-        self,
-        *,
-        head_dim: int,
-        base: float = 10000.0,
-        rotary_dim: int | None = None,
-        layout: Layout = "half",
-        scaling: Scaling | None = None,
-        values: bool = False,
-    ):
+        self, *, head_dim: int, base: float = 10000.0, rotary_dim: int | None = None, layout: Layout = "half",
+        scaling: Scaling | None = None, values: bool = False,
+    ):  # fmt: skip
         super().__init__()
         rotary_dim = head_dim if rotary_dim is None else rotary_dim
         check_rotary(head_dim, rotary_dim, layout, scaling)
@@ -80,15 +74,9 @@ class RoPE(Encoding):
 
     @classmethod
     def from_config(
-        cls,
-        config: Any,
-        dialect: str = "hf",
-        *,
-        layer_type: str | None = None,
-        length: int | None = None,
-        head_dim: int | None = None,
-        layout: Layout | None = None,
-    ) -> RoPE:
+        cls, config: Any, dialect: str = "hf", *, layer_type: str | None = None, length: int | None = None,
+        head_dim: int | None = None, layout: Layout | None = None,
+    ) -> RoPE:  # fmt: skip
         """The RoPE of a model's configuration: base, sizes, layout and scaling.
 
         The arguments are those of `posenc.scaling.from_config`; head_dim and layout complete or override the
@@ -143,9 +131,7 @@ class RoPE(Encoding):
         """The same object for all layers that rotate these positions."""
         marker, factor = self._device_marker, self.attention_factor
         device, may = marker.device, may_keep(marker.device)
-        key = (
-            q.start, q.length, k.start, k.length, self._digits, factor, self.layout, self.values, device, marker.dtype
-        )  # fmt: skip
+        key = q.start, q.length, k.start, k.length, self._digits, factor, self.layout, self.values, device, marker.dtype
         found = _rotations.get(key) if may else None
         if found is not None:
             return found
@@ -158,12 +144,8 @@ class RoPE(Encoding):
 
         if not may:
             return rotation_of(Positions(q, k), self.layout, self.values, phases)
-        if q == k:
-            both = phases(k)
-            found = Rotation(both, both, self.layout, self.values)
-        else:
-            with torch.inference_mode(False), torch.no_grad():
-                found = rotation_of(Positions(q, k), self.layout, self.values, phases)
+        with torch.inference_mode(False), torch.no_grad():
+            found = rotation_of(Positions(q, k), self.layout, self.values, phases)
         _rotations.put(key, found, 0 if found.k is None else 2 * found.k[0].numel())
         return found
 
@@ -176,8 +158,7 @@ class RoPE(Encoding):
         return apply_rotary(x, *self._phases(own.q, digits, factor, x.device), self.layout)
 
     def terms(self, positions: Positions, *, x=None, host=None) -> Plan:
-        factor = 1.0 if self.scaling is None else self.scaling.score_factor
-        return Plan(positions, scale=None if factor == 1.0 else factor * self.head_dim**-0.5)
+        return Plan(positions, scale=scale_of(self.scaling, self.head_dim))
 
     def _frequency_digits(self, total: int | Tensor, device: torch.device) -> tuple[FrequencyDigits, float | Tensor]:
         if not self.length_dependent:
@@ -188,6 +169,12 @@ class RoPE(Encoding):
     def _phases(self, side: Side, digits: FrequencyDigits, factor: float | Tensor, device: torch.device) -> Phases:
         dtype = torch.promote_types(self._device_marker.dtype, torch.float32)
         return scale_phases(phases_at(positions_of(side, device).unsqueeze(-1), digits, dtype), factor)
+
+
+def scale_of(scaling: Scaling | None, head_dim: int) -> float | None:
+    """The plan's scale: None, 1 / sqrt(D), where the scaling leaves the scores as they are."""
+    factor = 1.0 if scaling is None else scaling.score_factor
+    return None if factor == 1.0 else factor * head_dim**-0.5
 
 
 def check_rotary(head_dim: int, rotary_dim: int, layout: Layout, scaling: Scaling | None) -> None:
@@ -226,9 +213,8 @@ def length_dependent_digits(
         each_token = False
         total = torch.scalar_tensor(total, dtype=torch.float64, device=on).reshape(1, 1)
     else:
-        return digits_on_device(
-            split_frequencies(scaling.frequencies(plain, size, base, total)), device
-        ), scaling.magnitude_at(total)
+        digits = split_frequencies(scaling.frequencies(plain, size, base, total))
+        return digits_on_device(digits, device), scaling.magnitude_at(total)
     first, second, third = split_frequency_tensor(scaling.frequencies_of(plain, size, base, total))
     factor = scaling.magnitude_at(total)
     if isinstance(factor, Tensor):
@@ -254,9 +240,10 @@ def phases_at(positions: Tensor, digits: FrequencyDigits, dtype: torch.dtype) ->
 
 def scale_phases(both: Phases, factor: float | Tensor) -> Phases:
     """cos and sin times the magnitude."""
-    if not isinstance(factor, Tensor):
-        return both if factor == 1.0 else (both[0] * factor, both[1] * factor)
-    factor = factor.to(both[0].dtype)
+    if isinstance(factor, Tensor):
+        factor = factor.to(both[0].dtype)
+    elif factor == 1.0:
+        return both
     return both[0] * factor, both[1] * factor
 
 
@@ -296,15 +283,11 @@ def check_range(side: Side, low: int, high: int, name: str, more: str = "") -> N
 def rotation_of(positions: Positions, layout: Layout, values: bool, phases_at) -> Rotation:
     """Phases of both sides, computed once where queries and keys share them (or queries are some of the keys)."""
     q, k = positions.q, positions.k
-    if q is k:
-        both = phases_at(k)
-        return Rotation(both, both, layout, values)
+    both = phases_at(k)
     if isinstance(q, Run) and isinstance(k, Run) and isinstance(q.start, int) and isinstance(k.start, int):
         skip = q.start - k.start
         if skip >= 0 and skip + q.length <= k.length:
-            cos, sin = phases_at(k)
-            if skip == 0 and q.length == k.length:
-                return Rotation((cos, sin), (cos, sin), layout, values)
             rows = slice(skip, skip + q.length)
-            return Rotation((cos[:, rows], sin[:, rows]), (cos, sin), layout, values)
-    return Rotation(phases_at(q), phases_at(k), layout, values)
+            queries = both if q == k else (both[0][:, rows], both[1][:, rows])
+            return Rotation(queries, both, layout, values)
+    return Rotation(both if q is k else phases_at(q), both, layout, values)

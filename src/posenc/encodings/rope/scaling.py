@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 Frequencies = tuple[float, ...]
 MOST = 1e100
 """No length or factor reaches this; products of those below are finite."""
+POSITIVE = frozenset(
+    ("factor", "original", "b", "low", "high", "beta_fast", "beta_slow", "attention_factor", "max_length", "freeze_at")
+)
+"""Options of scalings that are positive numbers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +38,14 @@ class Scaling:
         >>> isinstance(posenc.scaling.Linear(factor=2.0), posenc.scaling.Scaling)
         True
     """
+
+    def __post_init__(self):
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name not in POSITIVE or (value is None and field.default is None):
+                continue
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < MOST:
+                raise OptionError(f"{type(self).__name__}: {field.name}={show_value(value)} must be a positive number")
 
     @property
     def magnitude(self) -> float:
@@ -75,9 +87,6 @@ class Linear(Scaling):
 
     factor: float
 
-    def __post_init__(self):
-        _positive(self, "factor")
-
     def frequencies(self, w, size, base, total=None):
         return tuple(x / self.factor for x in w)
 
@@ -94,9 +103,6 @@ class NTK(Scaling):
     """
 
     factor: float
-
-    def __post_init__(self):
-        _positive(self, "factor")
 
     def frequencies(self, w, size, base, total=None):
         return tuple(ntk(x, c, size, self.factor) for c, x in enumerate(w))
@@ -116,9 +122,6 @@ class MixedNTK(Scaling):
 
     factor: float
     b: float = 1.0
-
-    def __post_init__(self):
-        _positive(self, "factor", "b")
 
     def frequencies(self, w, size, base, total=None):
         return tuple(x * self.factor ** -(((c + 1) / len(w)) ** self.b) for c, x in enumerate(w))
@@ -143,9 +146,6 @@ class DynamicNTK(Scaling):
     factor: float = 1.0
     original: int
     freeze_at: int | None = None
-
-    def __post_init__(self):
-        _positive(self, "factor", "original", "freeze_at")
 
     @property
     def length_dependent(self) -> bool:
@@ -196,7 +196,7 @@ class YaRN(Scaling):
     scale_scores: bool = False
 
     def __post_init__(self):
-        _positive(self, "factor", "original", "beta_fast", "beta_slow", "attention_factor")
+        super().__post_init__()
         for name in ("mscale", "mscale_all_dim"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, (int, float)) or not 0 <= value < MOST):
@@ -257,20 +257,15 @@ class DynamicYaRN(Scaling):
     freeze_at: int | None = None
 
     def __post_init__(self):
-        _positive(self, "original", "max_length", "freeze_at")
+        super().__post_init__()
         if self.max_length is not None and self.max_length < self.original:
             raise OptionError(f"max_length={self.max_length} must be at least original={self.original}")
-        self.fixed()  # the betas are checked there
+        self.fixed()  # the betas' order is checked there
 
     def fixed(self, total: int | None = None) -> YaRN:
         """The YaRN that this is at a length."""
-        return YaRN(
-            factor=max(self.freeze_at or total or 0, self._least) / self.original,
-            original=self.original,
-            beta_fast=self.beta_fast,
-            beta_slow=self.beta_slow,
-            truncate=self.truncate,
-        )
+        same = {name: getattr(self, name) for name in ("original", "beta_fast", "beta_slow", "truncate")}
+        return YaRN(factor=max(self.freeze_at or total or 0, self._least) / self.original, **same)
 
     @property
     def _least(self) -> int:
@@ -333,7 +328,7 @@ class LongRoPE(Scaling):
                 raise OptionError(f"{name} must hold positive numbers, one for each rotated pair")
         if len(self.short) != len(self.long):
             raise OptionError(f"short has {len(self.short)} factors and long {len(self.long)}; give one for each pair")
-        _positive(self, "factor", "original", "attention_factor", "freeze_at")
+        super().__post_init__()
         if self.attention_factor is None and self.factor > 1.0 and self.original <= 1:
             raise OptionError(f"LongRoPE divides by ln(original), and original={self.original}; give attention_factor")
 
@@ -376,7 +371,7 @@ class Llama3(Scaling):
     original: int = 8192
 
     def __post_init__(self):
-        _positive(self, "factor", "low", "high", "original")
+        super().__post_init__()
         if self.high < self.low:
             raise OptionError(f"high={self.high} must be at least low={self.low}; swap them")
 
@@ -385,10 +380,10 @@ class Llama3(Scaling):
 
     def _one(self, w: float) -> float:
         cycles = self.original * w / math.tau
-        if cycles > self.high:
+        if cycles < self.low:
+            return w / self.factor
+        if cycles > self.high or self.high == self.low:
             return w
-        if cycles < self.low or self.high == self.low:
-            return w / self.factor if cycles < self.low else w
         kept = (cycles - self.low) / (self.high - self.low)
         return kept * w + (1.0 - kept) * (w / self.factor)
 
@@ -412,7 +407,7 @@ class Proportional(Scaling):
     factor: float = 1.0
 
     def __post_init__(self):
-        _positive(self, "factor")
+        super().__post_init__()
         if not isinstance(self.fraction, (int, float)) or not 0.0 <= self.fraction <= 1.0:
             raise OptionError(f"fraction={show_value(self.fraction)} must lie between 0 (no position) and 1 (RoPE)")
 
@@ -522,13 +517,3 @@ def _row(values, like: Tensor) -> Tensor:
 
 def _clip(x: float) -> float:
     return min(max(x, 0.0), 1.0)
-
-
-def _positive(scaling: Scaling, *names: str) -> None:
-    optional = {f.name for f in fields(scaling) if f.default is None}
-    for name in names:
-        value = getattr(scaling, name)
-        if value is None and name in optional:
-            continue
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < MOST:
-            raise OptionError(f"{type(scaling).__name__}: {name}={show_value(value)} must be a positive number")

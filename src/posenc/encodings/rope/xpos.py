@@ -42,16 +42,9 @@ class XPos(Encoding):
     causal_only = True
 
     def __init__(
-        self,
-        *,
-        head_dim: int,
-        base: float = 10000.0,
-        rotary_dim: int | None = None,
-        layout: Layout = "interleaved",
-        scale_base: float = 512.0,
-        gamma: float = 0.4,
-        max_length: int = 8192,
-    ):
+        self, *, head_dim: int, base: float = 10000.0, rotary_dim: int | None = None, layout: Layout = "interleaved",
+        scale_base: float = 512.0, gamma: float = 0.4, max_length: int = 8192,
+    ):  # fmt: skip
         super().__init__()
         require_number("scale_base", scale_base, above=0.0)
         require_number("gamma", gamma, above=0.0)
@@ -87,14 +80,10 @@ class XPos(Encoding):
         return found[1]
 
     def _decay(self, rotation: Rotation, positions: Positions, device: torch.device) -> Rotation:
-        assert rotation.q is not None
-        assert rotation.k is not None
-        return Rotation(
-            self._decay_phases(rotation.q, positions.q, device, 1.0),
-            self._decay_phases(rotation.k, positions.k, device, -1.0),
-            rotation.layout,
-            magnitude=self.magnitude,
-        )
+        assert rotation.q is not None and rotation.k is not None
+        q = self._decay_phases(rotation.q, positions.q, device, 1.0)
+        k = self._decay_phases(rotation.k, positions.k, device, -1.0)
+        return Rotation(q, k, rotation.layout, magnitude=self.magnitude)
 
     def _decay_phases(self, phases: Phases, side: Side, device: torch.device, sign: float) -> Phases:
         name = f"[0, {self.max_length}), where xPos factors are safe"

@@ -1,6 +1,6 @@
 """Every folder of transformers.models: which add a positional term inside attention, and what posenc.hf does about it.
 
-    python -m posenc.hf.survey > docs/hf-survey.md
+    python -m tests.hf.survey > docs/hf-survey.md
 
 `TERMS` was written by reading the models; `find_terms` searches the installed sources for what such terms are made of, so that a
 test notices a folder that nobody has read.
@@ -11,7 +11,7 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-from .family import FOLDERS
+from posenc.hf.family import FOLDERS
 
 SINKS = "attention sinks, through the interface"
 REFUSED = "refused: "
@@ -86,40 +86,36 @@ def page() -> str:
     texts = sources()
     done = {folder: f"done (`hf/{name}.py`)" for folder, name in FOLDERS.items()}
     known = {**done, **TERMS}
-    rotary = sorted(
-        folder for folder, text in texts.items() if folder not in known and any(sign in text for sign in ROTARY)
-    )
-    others = sorted(folder for folder in texts if folder not in known and folder not in rotary)
+    unknown = {folder: text for folder, text in texts.items() if folder not in known}
+    rotary = sorted(folder for folder, text in unknown.items() if any(sign in text for sign in ROTARY))
+    others = sorted(unknown.keys() - set(rotary))
     calls = {folder for folder, text in texts.items() if "ALL_ATTENTION_FUNCTIONS" in text}
-    lines = [
-        "# Positional terms inside attention, model by model",
-        "",
-        f"All {len(texts)} folders of transformers {transformers.__version__} that have modeling code, by",
-        "`python -m posenc.hf.survey`. *Refused* gives the reason.",
-        "",
-        f"## A term inside attention ({len([f for f in known if f in texts])})",
-        "",
-        "| folder | posenc.hf | calls the interface |",
-        "| --- | --- | --- |",
-        *(
-            f"| {folder} | {known[folder]} | {'yes' if folder in calls else 'no'} |"
-            for folder in sorted(known)
-            if folder in texts
-        ),
-        "",
-        f"## Rotary positions before attention ({len(rotary)})",
-        "",
-        "Nothing to do: queries and keys arrive rotated. Those that call the interface run on it; `hf.extend` changes the rotation.",
-        "",
-        ", ".join(rotary),
-        "",
-        f"## Positions at the input, or none ({len(others)})",
-        "",
-        "Nothing to do; those that call the interface run on it.",
-        "",
-        ", ".join(others),
-    ]
-    return "\n".join(lines) + "\n"
+    terms = [folder for folder in sorted(known) if folder in texts]
+    rows = "\n".join(f"| {folder} | {known[folder]} | {'yes' if folder in calls else 'no'} |" for folder in terms)
+    return f"""\
+# Positional terms inside attention, model by model
+
+All {len(texts)} folders of transformers {transformers.__version__} that have modeling code, by
+`python -m tests.hf.survey`. *Refused* gives the reason.
+
+## A term inside attention ({len(terms)})
+
+| folder | posenc.hf | calls the interface |
+| --- | --- | --- |
+{rows}
+
+## Rotary positions before attention ({len(rotary)})
+
+Nothing to do: queries and keys arrive rotated. Those that call the interface run on it; `hf.extend` changes the rotation.
+
+{", ".join(rotary)}
+
+## Positions at the input, or none ({len(others)})
+
+Nothing to do; those that call the interface run on it.
+
+{", ".join(others)}
+"""
 
 
 if __name__ == "__main__":
