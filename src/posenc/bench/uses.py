@@ -34,7 +34,7 @@ from typing import Any, Literal
 import torch
 
 from ..core import files
-from .measure import Call, OtherProcesses, capture_graph, seconds
+from .measure import Call, OtherProcesses, capture_graph, release, seconds
 
 Clock = Literal["wall", "graph", "host"]
 OURS = "posenc"
@@ -342,13 +342,6 @@ def merge(results: list[dict[str, Any]]) -> dict[str, Any]:
     waiting = dict.fromkeys(name for result in results for name in result.get("not run", []))
     merged["not run"] = [name for name in waiting if "ratio" not in merged["cells"].get(name, {})]
     return merged
-
-
-def release(device: str) -> None:
-    gc.collect()
-    if device == "cuda":
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
 
 
 def load(path: Path) -> dict[str, Any]:

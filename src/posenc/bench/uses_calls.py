@@ -236,11 +236,9 @@ def one_query(name: str, batch: int, heads: int, kv_heads: int, keys: int, size:
         """The truth in float32, of one text."""
         with torch.no_grad():
             query, mask = prepared()
-            group = heads // kv_heads
-            scores = query[:1].float() @ k[:1].float().repeat_interleave(group, 1).transpose(-1, -2)
-            scores = scores * (size**-0.5 if scale is None else scale)
-            scores = scores if mask is None else scores + mask[:1].float()
-            truth = scores.softmax(-1) @ v[:1].float().repeat_interleave(group, 1)
+            wide_k, wide_v = (x[:1].float().repeat_interleave(heads // kv_heads, 1) for x in (k, v))
+            scores = query[:1].float() @ wide_k.mT * (size**-0.5 if scale is None else scale)
+            truth = (scores if mask is None else scores + mask[:1].float()).softmax(-1) @ wide_v
         return compare([ours()[0][:1]], [truth], [folded()[0][:1]])
 
     return Contest(
