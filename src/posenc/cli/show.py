@@ -169,8 +169,8 @@ def _module(name: str) -> ast.Module:
 
 def _definition(tree: ast.Module | ast.ClassDef, name: str) -> ast.ClassDef | ast.FunctionDef | None:
     """The class or function of this name."""
-    kinds = ast.ClassDef, ast.FunctionDef
-    return next((node for node in tree.body if isinstance(node, kinds) and node.name == name), None)
+    found = (node for node in tree.body if isinstance(node, (ast.ClassDef, ast.FunctionDef)))
+    return next((node for node in found if node.name == name), None)
 
 
 def _spelled_out(tree: ast.Module, module: str, annotation: ast.expr) -> ast.expr:
@@ -197,6 +197,8 @@ def _arguments(tree: ast.Module, node: ast.ClassDef | ast.FunctionDef) -> list[A
         padded = [None] * (len(plain) - len(given.defaults)) + list(given.defaults)
         pairs = [*zip(plain, padded), *zip(given.kwonlyargs, given.kw_defaults)]
         return [(argument.arg, argument.annotation, default) for argument, default in pairs]
-    bases = [_definition(tree, base.id) for base in node.bases if isinstance(base, ast.Name)]
-    found = next(filter(None, [_definition(node, "__init__"), *bases]), None)
+    found = _definition(node, "__init__")
+    for base in node.bases:
+        if found is None and isinstance(base, ast.Name):
+            found = _definition(tree, base.id)
     return [] if found is None else _arguments(tree, found)

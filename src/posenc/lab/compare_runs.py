@@ -50,7 +50,7 @@ def rows(a: Results, b: Results) -> list[Row]:
 
 
 def settings_that_differ(a: Results, b: Results, words: Words = ENGLISH) -> list[str]:
-    pairs = {}
+    pairs: dict[str, tuple[object, object]] = {}
     others = {task["task"]: task for task in b.tasks()}
     for task in a.tasks():
         other = others.get(task["task"], {})
