@@ -17,7 +17,7 @@ from __future__ import annotations
 import base64
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -186,9 +186,9 @@ def _frame(row: Sequence[Panel], width: int, height: int) -> Frame:
     titles = [wrap(panel.title, int((across + right - 14) / 7.3)) for panel, right in zip(row, rights)]
     legends = []
     for number, panel in enumerate(row):
-        own = isinstance(panel, Lines) and len(panel.series) > 1
         shared = any(_same_curves(other, panel) for other in row[:number])
-        legends.append(_legend_lines(panel, across + 14) if own and not shared else [])
+        own = isinstance(panel, Lines) and len(panel.series) > 1 and not shared
+        legends.append(_legend_lines(panel.series, across + 14) if own else [])
     above = max(
         10 + TITLE_LINE * (title.count("<br>") + 1) + LEGEND_LINE * len(lines) for title, lines in zip(titles, legends)
     )
@@ -217,10 +217,10 @@ def _same_curves(panel: Panel, other: Panel) -> bool:
     return isinstance(panel, Lines) and isinstance(other, Lines) and list(panel.series) == list(other.series)
 
 
-def _legend_lines(panel: Lines, across: int) -> list[int]:
+def _legend_lines(names: Iterable[str], across: int) -> list[int]:
     """How many entries each line of a legend has, if it is `across` pixels wide: an entry is a line and a name."""
     lines, room = [0], across
-    for name in panel.series:
+    for name in names:
         width = 52 + 7 * columns_of(name)
         if lines[-1] and width > room:
             lines, room = [*lines, 0], across

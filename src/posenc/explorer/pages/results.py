@@ -111,7 +111,7 @@ def _summary(folder: Path, words: Translation) -> tuple[str, list[Panel]]:
         sizes = sorted({row["size"] for row in run.rows if row["task"] == task["task"]})
         names = labels(run.encodings(task))
         series: dict[str, Any] = {}
-        drawn_as = {}
+        drawn_as: dict[str, tuple[str, str]] = {}
         for encoding, style in styles(list(names)).items():
             points = [run.point(task, encoding, size, metric) for size in sizes]
             series[names[encoding]] = np.array([getattr(point, "value", np.nan) for point in points], dtype=float)
@@ -125,5 +125,5 @@ def _summary(folder: Path, words: Translation) -> tuple[str, list[Panel]]:
             drawn.append(Lines(title, x, series, *axes, log_x=True, styles=drawn_as, vertical_marks=marks))
     answer = str(summary.as_html(run, Words(words("language")))) if run.rows else ""
     # the page around it has styles of its own, which a class that is named three times outweighs
-    style = summary.STYLE.replace(".lab", ".lab.lab.lab")
-    return f"<style>{style}</style>{answer}" if answer else "", drawn
+    scoped = summary.STYLE.replace(".lab", ".lab.lab.lab")
+    return f"<style>{scoped}</style>{answer}" if answer else "", drawn
