@@ -36,10 +36,7 @@ def show(text: str) -> str:
 
 
 def _is_columns(lines: list[str]) -> bool:
-    rows = [line for line in lines if ROW.match(line)]
-    return (
-        bool(ROW.match(lines[0])) and all(ROW.match(line) or line.startswith("      ") for line in lines) and bool(rows)
-    )
+    return bool(ROW.match(lines[0])) and all(ROW.match(line) or line.startswith("      ") for line in lines)
 
 
 def _table(lines: list[str]) -> str:

@@ -11,7 +11,7 @@ from posenc.encodings.registry import CAUSAL, ENCODINGS, OWN_ATTENTION, Encoding
 from posenc.lab import verdict
 from posenc.plot import analysis
 
-from . import docstrings, speed_tables, tables, texts
+from . import docstrings, markdown, speed_tables, tables, texts
 
 DOCS = Path(__file__).parents[1]
 WORDS = {
@@ -109,18 +109,19 @@ def handwritten(name: str, language: str) -> str:
 
 
 def options(info: EncodingInfo, words: dict[str, str]) -> str:
-    lines = [f"| {words['option']} | {words['default']} |", "| --- | --- |"]
+    rows = []
     made = info.load()
     for name, parameter in inspect.signature(made if inspect.isfunction(made) else made.__init__).parameters.items():
         if name == "self":
             continue
         default = words["needed"] if parameter.default is parameter.empty else f"`{parameter.default!r}`"
         annotation = str(parameter.annotation).replace("|", "&#124;")  # a bar would end the cell
-        lines.append(f"| `{name}`: <code>{annotation}</code> | {default} |")
-    if len(lines) == 2:
+        rows.append([f"`{name}`: <code>{annotation}</code>", default])
+    if not rows:
         return ""
     page = {"nn": "layers", "contextual": "more"}.get(info.module.split(".")[1], "encodings")
-    return "\n".join(lines) + f"\n\n{words['reference']}[`{info.public_name}`](../api/{page}.md#{info.public_name})"
+    reference = f"{words['reference']}[`{info.public_name}`](../api/{page}.md#{info.public_name})"
+    return f"{markdown.table((words['option'], words['default']), rows)}\n\n{reference}"
 
 
 def shapes(info: EncodingInfo, words: dict[str, str]) -> str:
@@ -130,15 +131,15 @@ def shapes(info: EncodingInfo, words: dict[str, str]) -> str:
         made = info.load()(512, 8, kv_rank=128, nope_dim=32, rope_dim=32, v_dim=64)
     else:
         made = analysis.subject(info.name).encoding  # with d_model=512, heads=8 and the options that drawings need
-    rows = [f"| `{name}` | {list(parameter.shape)} |" for name, parameter in made.named_parameters()]
+    rows = [(f"`{name}`", list(parameter.shape)) for name, parameter in made.named_parameters()]
     if not rows:
         return words["none"]
-    return "\n".join([words["sizes"], "", f"| {words['parameter']} | {words['shape']} |", "| --- | --- |", *rows])
+    return f"{words['sizes']}\n\n{markdown.table((words['parameter'], words['shape']), rows)}"
 
 
 def lab(name: str, language: str) -> str:
     words = WORDS[language]
-    lines = []
+    rows = []
     for which in ("quick", "paper"):
         found = tables.run(which)
         task = found.tasks()[0]
@@ -149,16 +150,16 @@ def lab(name: str, language: str) -> str:
             standing = verdict.standing(found, task, encoding, far)
             digits = 2 if which == "quick" else 3
             here, there = tables.cell(standing.here, digits), tables.cell(standing.far, digits)
-            outcome = standing.outcome if language == "en" else tables.OUTCOMES[standing.outcome]
-            lines.append(f"| `{encoding}` | {task['train']} → {far} | {here} → {there} | {outcome} |")
-    if not lines:
+            outcome = tables.outcome_in(language, standing.outcome)
+            rows.append([f"`{encoding}`", f"{task['train']} → {far}", f"{here} → {there}", outcome])
+    if not rows:
         return words["untested"]
-    head = f"| | {words['length']} | {words['loss']} | {words['outcome']} |\n| --- | --- | --- | --- |\n"
-    return f"{words['lab_intro']}\n\n{head}" + "\n".join(lines)
+    table = markdown.table(("", words["length"], words["loss"], words["outcome"]), rows)
+    return f"{words['lab_intro']}\n\n{table}"
 
 
 def speed(name: str, words: dict[str, str]) -> str:
-    lines = []
+    rows = []
     for file, device in (("results.json", "CPU, float32"), ("h200.json", "H200, bfloat16")):
         for workload in dict.fromkeys(r["workload"] for r in speed_tables.load(file)["records"]):
             base = re.sub(r"-(causal|values|decode|learned)", "", workload)
@@ -169,27 +170,23 @@ def speed(name: str, words: dict[str, str]) -> str:
             }
             if any(ratio.values()):
                 cells = [f"{ratio[kind]:.2f} ×" if ratio[kind] else "–" for kind in ("forward", "training")]
-                lines.append(f"| {device} | `{workload}` | {' | '.join(cells)} |")
+                rows.append([device, f"`{workload}`", *cells])
     intro = words["speed_intro"]
-    if not lines:
-        intro, lines = words["speed_shorter"], speed_of_shorter_texts(name, words)
-    if not lines:
+    if not rows:
+        intro, rows = words["speed_shorter"], speed_of_shorter_texts(name, words)
+    if not rows:
         return words["unmeasured"]
-    head = f"| {words['device']} | | {words['forward']} | {words['training']} |\n| --- | --- | --- | --- |\n"
-    return f"{intro}\n\n{head}" + "\n".join(lines)
+    return f"{intro}\n\n{markdown.table((words['device'], '', words['forward'], words['training']), rows)}"
 
 
-def speed_of_shorter_texts(name: str, words: dict[str, str]) -> list[str]:
+def speed_of_shorter_texts(name: str, words: dict[str, str]) -> list[list[str]]:
     """Its row of the table of all encodings, docs/encodings/speed.md."""
     for line in (DOCS / "encodings" / "speed.md").read_text(encoding="utf-8").splitlines():
         cells = [cell.strip(" †") for cell in line.strip("|").split("|")]
         if cells[0] == f"`{name}`" and len(cells) == 9:
             _, cpu, *on_cpu, gpu, _, _, forward, training = cells
             return [
-                f"| {device} | `{engine}` | {one} × | {two} × |"
-                for device, engine, one, two in (
-                    (f"CPU, float32, 512 {words['tokens']}", cpu, *on_cpu),
-                    (f"H200, bfloat16, 4 × 2048 {words['tokens']}", gpu, forward, training),
-                )
+                [f"CPU, float32, 512 {words['tokens']}", f"`{cpu}`", *(f"{ratio} ×" for ratio in on_cpu)],
+                [f"H200, bfloat16, 4 × 2048 {words['tokens']}", f"`{gpu}`", f"{forward} ×", f"{training} ×"],
             ]
     return []

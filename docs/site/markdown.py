@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,6 +45,12 @@ def parts(text: str) -> list[str]:
 def headings(text: str) -> list[tuple[int, str]]:
     """(level, title) of every heading outside of code."""
     return [(len(m[1]), m[2].strip()) for m in re.finditer(r"^(#+) (.+)$", FENCE.sub("", text), re.MULTILINE)]
+
+
+def table(head: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
+    """A table: its head, and a row of cells for each line."""
+    first, *lines = (f"| {' | '.join(map(str, row))} |" for row in (head, *rows))
+    return "\n".join([first, "| --- " * (first.count(" | ") + 1) + "|", *lines])
 
 
 @contextlib.contextmanager

@@ -16,6 +16,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from . import markdown
+
 
 class Traffic(NamedTuple):
     """Bytes that one rank sends to others."""
@@ -96,31 +98,33 @@ RANKS = (8, 16, 64, 256, 1024)
 
 
 def table() -> str:
-    lines = [
-        "| tokens | GPUs | tokens a GPU | strategy | attention, a layer | transfers, a layer | memory, checkpointed | kept |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
+    head = (
+        "tokens",
+        "GPUs",
+        "tokens a GPU",
+        "strategy",
+        "attention, a layer",
+        "transfers, a layer",
+        "memory, checkpointed",
+        "kept",
+    )
+    rows = []
     for name, length in LENGTHS.items():
         for ranks in RANKS:
             row = plan(length, ranks)
             if row.memory > 120e9 or length // ranks < 1024:
                 continue
             how = "hidden" if row.hidden else "waited for"
-            lines.append(
-                f"| {name} | {ranks} | {length // ranks:,} | {row.strategy} | {_time(row.attention)} | "
-                f"{_time(row.transfer)}, {how} | {row.memory / 1e9:.1f} GB | {row.kept / 1e9:.0f} GB |"
-            )
-    return "\n".join(lines)
+            times = _time(row.attention), f"{_time(row.transfer)}, {how}"
+            memory = f"{row.memory / 1e9:.1f} GB", f"{row.kept / 1e9:.0f} GB"
+            rows.append([name, ranks, f"{length // ranks:,}", row.strategy, *times, *memory])
+    return markdown.table(head, rows)
 
 
 def _time(seconds: float) -> str:
-    return (
-        f"{seconds:.1f} s"
-        if seconds >= 1
-        else f"{seconds * 1e3:.1f} ms"
-        if seconds >= 1e-3
-        else f"{seconds * 1e6:.0f} µs"
-    )
+    if seconds >= 1:
+        return f"{seconds:.1f} s"
+    return f"{seconds * 1e3:.1f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.0f} µs"
 
 
 if __name__ == "__main__":

@@ -14,30 +14,21 @@ from pathlib import Path
 from posenc.encodings.registry import ENCODINGS
 from posenc.lab import verdict
 
-from . import speed_tables, tables, texts
+from . import markdown, speed_tables, tables, texts
 
 ROOT = Path(__file__).parents[2]
 READMES = {"README.md": "en", "README.zh-CN.md": "zh"}
 
 
 def encodings(language: str) -> str:
-    head = {
-        "en": "| name | enters at | past the training length |",
-        "zh": "| 名称 | 进入之处 | 超过训练长度时 |",
-    }[language]
-    rows: dict[
-        tuple[tuple[str, str], ...], list[str]
-    ] = {}  # {facts in every language: names}, so that languages have the same rows
+    head = {"en": ["name", "enters at", "past the training length"], "zh": ["名称", "进入之处", "超过训练长度时"]}[
+        language
+    ]
+    rows: dict[tuple, list[str]] = {}  # {facts in every language: names}, so that languages have the same rows
     for name in ENCODINGS:
         rows.setdefault(tuple(_facts(name, each) for each in READMES.values()), []).append(f"`{name}`")
     at = list(READMES.values()).index(language)
-    return "\n".join(
-        [
-            head,
-            "| --- | --- | --- |",
-            *(f"| {', '.join(names)} | {' | '.join(facts[at])} |" for facts, names in rows.items()),
-        ]
-    )
+    return markdown.table(head, ([", ".join(names), *facts[at]] for facts, names in rows.items()))
 
 
 def _facts(name: str, language: str) -> tuple[str, str]:
@@ -54,13 +45,11 @@ def lab(language: str) -> str:
         parts = []
         for results, task in found:
             far = max(task["test"])
-            names = [
-                s.encoding
-                for s in verdict.standings(results, task, far)
-                if s.outcome == outcome and "+" not in s.encoding
+            found_here = [
+                s for s in verdict.standings(results, task, far) if s.outcome == outcome and "+" not in s.encoding
             ]
-            named = ", ".join(f"`{name}`" for name in names)
-            parts += [f"{task['train']} → {far}: {named}"] if names else []
+            named = ", ".join(f"`{s.encoding}`" for s in found_here)
+            parts += [f"{task['train']} → {far}: {named}"] if named else []
         label = label if language == "en" else tables.OUTCOMES[outcome]
         lines += [f"- **{label}**: " + "; ".join(parts)] if parts else []
     results, task = found[-1]

@@ -9,6 +9,8 @@ from pathlib import Path
 from posenc.bench.growth import extra_bytes, growth
 from posenc.bench.report import describe_machine, milliseconds, not_timed
 
+from .markdown import table
+
 RESULTS = Path(__file__).parents[2] / "bench" / "results"
 LENGTH = 4096
 CHINESE = {
@@ -33,8 +35,7 @@ def markdown(result: dict, length: int, labels: dict[str, str] | None = None) ->
     records = [r for r in result["records"] if r["length"] == length]
     base = result["ceilings"][0]
     headings = ["plan", "forward", "training step", "extra memory", "best peer, forward", "best peer, training"]
-    headings = [translate(heading, heading) for heading in headings]
-    lines = ["| " + " | ".join(headings) + " |", "| --- " * len(headings) + "|"]
+    rows = []
     for name in dict.fromkeys(r["workload"] for r in records):
         own = {r["pass"]: r for r in records if r["workload"] == name and r["peer"] == "posenc" and "ratio" in r}
         if not own:
@@ -44,7 +45,7 @@ def markdown(result: dict, length: int, labels: dict[str, str] | None = None) ->
         cells = [name, *(f"{own[kind]['ratio']:.2f} ×" if kind in own else "–" for kind in ("forward", "training"))]
         cells.append(f"{max(0, extra) / 2**20:.0f} MiB ({max(0, extra) / (some['heads'] * 4 * length**2):.1%})")
         cells += [_best(records, name, kind, result["ceilings"]) for kind in ("forward", "training")]
-        lines.append("| " + " | ".join(cells) + " |")
+        rows.append(cells)
     versions = ", ".join(
         f"{name} {version}"
         for name, version in result["versions"].items()
@@ -62,7 +63,7 @@ def markdown(result: dict, length: int, labels: dict[str, str] | None = None) ->
         base=ceiling, batch=shape["batch"], heads=shape["heads"], size=shape["size"], length=length,
         dtype=result["dtype"], machine=describe_machine(result), versions=versions,
     )  # fmt: skip
-    return "\n".join([*lines, "", legend])
+    return f"{table((translate(heading, heading) for heading in headings), rows)}\n\n{legend}"
 
 
 def _best(records: list[dict], name: str, kind: str, ceilings: list[str]) -> str:
@@ -119,10 +120,7 @@ def ours(result: dict, length: int) -> dict[tuple[str, str], dict]:
 def cpu(result: dict) -> str:
     found = ours(result, 4096)
     base = result["ceilings"][0]
-    lines = [
-        "| plan | forward | goal | forward + backward | goal | extra memory, forward / training | goal |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-    ]
+    rows = []
     for name, (*goals, most) in CPU.items():
         cells, shares = [name], []
         for kind, goal in zip(PASSES, goals):
@@ -136,17 +134,24 @@ def cpu(result: dict) -> str:
             if extra is not None and most is not None:
                 share = max(0, extra) / (record["heads"] * 4 * record["length"] ** 2)
                 shares.append(cell(share, most, f"{share:.1%}"))
-        lines.append(
-            "| " + " | ".join([*cells, " / ".join(shares) or "–", "–" if most is None else f"{most:.0%}"]) + " |"
-        )
-    return "\n".join(lines)
+        rows.append([*cells, " / ".join(shares) or "–", "–" if most is None else f"{most:.0%}"])
+    return table(
+        ("plan", "forward", "goal", "forward + backward", "goal", "extra memory, forward / training", "goal"), rows
+    )
 
 
 def gpu(result: dict) -> str:
-    lines = [
-        "| plan | tokens | forward | goal | forward + backward | goal | of cuDNN | extra memory, forward / training |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
+    head = (
+        "plan",
+        "tokens",
+        "forward",
+        "goal",
+        "forward + backward",
+        "goal",
+        "of cuDNN",
+        "extra memory, forward / training",
+    )
+    rows = []
     measured = {(r["workload"], r["peer"], r["length"], r["pass"]): r for r in result["records"] if "seconds" in r}
     for length in sorted({key[2] for key in measured}):
         for name, goals in GPU.items():
@@ -164,9 +169,8 @@ def gpu(result: dict) -> str:
                 other = measured.get((name, "cudnn", length, kind))
                 cudnn.append("–" if other is None else f"{record['seconds'] / other['seconds']:.2f}")
             batch = next(r for r in mine if r is not None)["batch"]
-            row = [name, f"{batch} × {length}", *cells, " / ".join(cudnn) + " ×", " / ".join(memory)]
-            lines.append("| " + " | ".join(row) + " |")
-    return "\n".join(lines)
+            rows.append([name, f"{batch} × {length}", *cells, " / ".join(cudnn) + " ×", " / ".join(memory)])
+    return table(head, rows)
 
 
 def contenders(result: dict, length: int) -> str:
@@ -174,7 +178,7 @@ def contenders(result: dict, length: int) -> str:
     measured = {(r["workload"], r["peer"], r["pass"]): r for r in result["records"] if r["length"] == length}
     names = list(dict.fromkeys(key[0] for key in measured))
     peers = [p for p in result["versions"] if any(k[1] == p and "seconds" in r for k, r in measured.items())]
-    lines = ["| plan | " + " | ".join(peers) + " |", "| --- " * (len(peers) + 1) + "|"]
+    rows = []
     for name in names:
         cells = []
         for peer in peers:
@@ -183,25 +187,23 @@ def contenders(result: dict, length: int) -> str:
                 cells.append(" / ".join(milliseconds(r["seconds"]) if "seconds" in r else "–" for r in pair))
             else:
                 cells.append("–")
-        lines.append("| " + " | ".join([name, *cells]) + " |")
-    return "\n".join(lines)
+        rows.append([name, *cells])
+    return table(["plan", *peers], rows)
 
 
 def exponents(result: dict) -> str:
     """Exponents, a row for each workload and contender: forward, then training."""
-    lines = ["| plan | contender | time, forward | time, training | extra memory, forward | extra memory, training |"]
-    lines.append("| --- " * 6 + "|")
-    rows: dict[tuple, dict] = {}
+    head = "plan", "contender", "time, forward", "time, training", "extra memory, forward", "extra memory, training"
+    found: dict[tuple, dict] = {}
     for line in growth(result):
-        rows.setdefault((line["workload"], line["peer"]), {})[line["pass"]] = line
-    for (name, peer), both in rows.items():
-        cells = []
-        for what in ("time", "extra_memory"):
-            for kind in PASSES:
-                line = both.get(kind, {what: None})
-                cells.append("–" if line[what] is None else f"{line[what]:.2f} (to {line['to']})")
-        lines.append("| " + " | ".join([name, peer, *cells]) + " |")
-    return "\n".join(lines)
+        found.setdefault((line["workload"], line["peer"]), {})[line["pass"]] = line
+    rows = []
+    for names, both in found.items():
+        cells = [(both.get(kind, {what: None}), what) for what in ("time", "extra_memory") for kind in PASSES]
+        rows.append(
+            [*names, *("–" if line[what] is None else f"{line[what]:.2f} (to {line['to']})" for line, what in cells)]
+        )
+    return table(head, rows)
 
 
 def section(cpu_result: dict, gpu_result: dict) -> str:

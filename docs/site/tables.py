@@ -14,7 +14,7 @@ from posenc.lab import published, results, verdict
 from posenc.lab.results import Mean
 from posenc.lab.texts import Words
 
-from . import speed_tables, texts
+from . import markdown, speed_tables, texts
 
 ROOT = Path(__file__).parents[2]
 BENCH = ROOT / "bench" / "results"
@@ -26,6 +26,10 @@ OUTCOMES = {
     "not learnt": "未学会",
     "missing": "–",
 }
+
+
+def outcome_in(language: str, outcome: str) -> str:
+    return outcome if language == "en" else OUTCOMES[outcome]
 
 
 @cache
@@ -43,12 +47,11 @@ def cell(point: Mean | str | None, digits: int) -> str:
 def lab(name: str, language: str, sizes: tuple[int, ...], digits: int) -> str:
     """Loss on text at several sizes, best at the largest first, and the outcome there."""
     found, task = run(name), run(name).tasks()[0]
-    lines = ["| | " + " | ".join(map(str, sizes)) + " | |", "| --- " * (len(sizes) + 2) + "|"]
+    rows = []
     for standing in verdict.standings(found, task, sizes[-1]):
         cells = [cell(found.point(task, standing.encoding, size, "loss"), digits) for size in sizes]
-        outcome = standing.outcome if language == "en" else OUTCOMES[standing.outcome]
-        lines.append(f"| `{standing.encoding}` | {' | '.join(cells)} | {outcome} |")
-    return "\n".join(lines)
+        rows.append([f"`{standing.encoding}`", *cells, outcome_in(language, standing.outcome)])
+    return markdown.table(["", *sizes, ""], rows)
 
 
 def lab_steps(language: str) -> str:
@@ -56,12 +59,11 @@ def lab_steps(language: str) -> str:
     found, task = run("paper"), run("paper").tasks()[0]
     steps = found.steps(task)
     head = [f"{step:,} steps" if language == "en" else f"{step:,} 步" for step in steps]
-    lines = ["| | " + " | ".join(head) + " |", "| --- " * (len(steps) + 1) + "|"]
-    for encoding, standings in verdict.by_steps(found, task):
-        outcomes = [s.outcome if language == "en" else OUTCOMES[s.outcome] for s in standings]
-        cells = [f"{s.change} {outcome}" if s.far else "–" for s, outcome in zip(standings, outcomes, strict=True)]
-        lines.append(f"| `{encoding}` | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    rows = [
+        [f"`{name}`", *(f"{s.change} {outcome_in(language, s.outcome)}" if s.far else "–" for s in standings)]
+        for name, standings in verdict.by_steps(found, task)
+    ]
+    return markdown.table(["", *head], rows)
 
 
 def lab_all(metric: str, digits: int) -> str:
@@ -70,18 +72,15 @@ def lab_all(metric: str, digits: int) -> str:
     far = max(task["test"])
     points = {name: found.point(task, name, far, metric) for name in found.encodings(task)}
     order = sorted(points, key=lambda name: point.value if isinstance(point := points[name], Mean) else 1e9)
-    lines = ["| encoding | " + " | ".join(map(str, task["test"])) + " |", "| --- " * (len(task["test"]) + 1) + "|"]
-    for name in order:
-        cells = [cell(found.point(task, name, size, metric), digits) for size in task["test"]]
-        lines.append(f"| `{name}` | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    rows = [[f"`{name}`", *(cell(found.point(task, name, n, metric), digits) for n in task["test"])] for name in order]
+    return markdown.table(["encoding", *task["test"]], rows)
 
 
 def lab_published() -> str:
     """The change of the loss from the training length on: as published, and here."""
     found, task = run("paper"), run("paper").tasks()[0]
     sizes = [size for size in task["test"] if size != task["train"]]
-    lines = ["| | " + " | ".join(map(str, sizes)) + " |", "| --- " * (len(sizes) + 1) + "|"]
+    table = []
     every = {name: published.rows(name, found) for name in published.TABLES}
     for encoding in dict.fromkeys(row[0] for rows in every.values() for row in rows if row[3] is not None):
         for name, rows in every.items():
@@ -90,13 +89,11 @@ def lab_published() -> str:
             if own:
                 nearest = [[change for size, change in own.items() if abs(math.log(size / at)) < 0.25] for at in sizes]
                 cells = [f"{changes[0]:+.2f}" if changes else "" for changes in nearest]
-                lines.append(
-                    f"| `{encoding}`, {published.TABLES[name][0].split(' (')[0]}'s table | {' | '.join(cells)} |"
-                )
+                table.append([f"`{encoding}`, {published.TABLES[name][0].split(' (')[0]}'s table", *cells])
         ends = [found.point(task, encoding, size, "loss") for size in (task["train"], *sizes)]
         cells = [f"{p.value - ends[0].value:+.2f}" if isinstance(p, Mean) else "–" for p in ends[1:]]  # type: ignore[union-attr]
-        lines.append(f"| `{encoding}` here | {' | '.join(cells)} |")
-    return "\n".join(lines).replace("-0.", "−0.").replace("-1.", "−1.")
+        table.append([f"`{encoding}` here", *cells])
+    return markdown.table(["", *sizes], table).replace("-0.", "−0.").replace("-1.", "−1.")
 
 
 def lab_agreement(language: str) -> str:
@@ -114,7 +111,7 @@ def lab_moved(language: str) -> str:
         for step, one in zip(steps, standings):
             if one.outcome not in ("missing", standings[-1].outcome):
                 earlier.setdefault(one.outcome, []).append(f"{step:,}")
-        words = [f"{one if language == 'en' else OUTCOMES[one]} ({', '.join(at)})" for one, at in earlier.items()]
+        words = [f"{outcome_in(language, one)} ({', '.join(at)})" for one, at in earlier.items()]
         parts += [f"`{encoding}` {', '.join(words)}"] if words else []
     return ", ".join(parts) or "–"
 
@@ -124,24 +121,19 @@ def encodings(language: str) -> str:
         "en": ["name", "class", "where it enters", "parameters", "past the training length"],
         "zh": ["名称", "类", "在哪里进入", "参数量", "超过训练长度时"],
     }[language]
-    lines = ["| " + " | ".join(head) + " |", "| --- " * len(head) + "|"]
+    rows = []
     for name, one in {**ENCODINGS, **OWN_ATTENTION}.items():
         words = texts.FACTS.get(name, {}) if language == "zh" else {}
-        enters = words.get("enters", one.enters)
-        beyond = words.get("extrapolates", one.extrapolates)
-        lines.append(
-            f"| [`{name}`]({name}.md) | `{one.public_name.removeprefix('posenc.')}` | {enters} | {one.parameters} | {beyond} |"
-        )
-    return "\n".join(lines)
+        ends = words.get("enters", one.enters), one.parameters, words.get("extrapolates", one.extrapolates)
+        rows.append([f"[`{name}`]({name}.md)", f"`{one.public_name.removeprefix('posenc.')}`", *ends])
+    return markdown.table(head, rows)
 
 
 def engines(language: str) -> str:
     rows = texts.ENGINES[language]
     assert list(rows) == list(ENGINES), "texts.ENGINES must name the engines in the order of posenc.ENGINES"
-    head = {"en": "| engine | runs on | how |", "zh": "| 引擎 | 运行于 | 方式 |"}[language]
-    return "\n".join(
-        [head, "| --- | --- | --- |", *(f"| `{name}` | {where} | {how} |" for name, (where, how) in rows.items())]
-    )
+    head = {"en": ["engine", "runs on", "how"], "zh": ["引擎", "运行于", "方式"]}[language]
+    return markdown.table(head, ([f"`{name}`", *facts] for name, facts in rows.items()))
 
 
 def hugging_face(language: str) -> str:
@@ -151,7 +143,7 @@ def hugging_face(language: str) -> str:
         "en": ["model", "", "transformers", "accelerated", "time", "memory"],
         "zh": ["模型", "", "transformers", "加速后", "时间", "内存"],
     }[language]
-    rows = [head, ["---"] * len(head)]
+    rows = []
     for where, file in (("CPU", "hf-cpu"), ("H200", "hf-cuda")):
         for name, one in json.loads((BENCH / f"{file}.json").read_text())["models"].items():
             for what, word in zip(one["original"], words):
@@ -161,7 +153,7 @@ def hugging_face(language: str) -> str:
                 cells = [f"{1000 * cell['seconds']:.0f} ms, {cell[size] / 2**20:.0f} MiB" for cell in pair]
                 ratios = [f"{old[key] / new[key]:.1f} ×" for key in ("seconds", size)]
                 rows.append([f"{name}, {where}", word, *cells, *ratios])
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return markdown.table(head, rows)
 
 
 def speed(name: str, language: str) -> str:
@@ -176,12 +168,18 @@ def ratios(name: str, kind: str) -> list[tuple[float, str]]:
     return sorted((r["ratio"], r["workload"]) for r in own if "ratio" in r and "decode" not in r["workload"])
 
 
-def speed_line(name: str, kind: str) -> str:
-    """best, median and worst in one phrase"""
-    found = ratios(name, kind)
-    best, worst = found[0], found[-1]
-    middle = statistics.median(ratio for ratio, _ in found)
-    return f"{best[0]:.2f} × (`{best[1]}`) | {middle:.2f} × | {worst[0]:.2f} × (`{worst[1]}`)"
+def speed_line(name: str, kind: str) -> list[str]:
+    """best, median and worst"""
+    return best_to_worst({workload: ratio for ratio, workload in ratios(name, kind)})
+
+
+def best_to_worst(found: dict[str, float]) -> list[str]:
+    """Of ratios by name: best, median and worst."""
+    ends = [
+        f"{found[name]:.2f} × (`{name}`)"
+        for name in (min(found, key=found.__getitem__), max(found, key=found.__getitem__))
+    ]
+    return [ends[0], f"{statistics.median(found.values()):.2f} ×", ends[1]]
 
 
 USES = {
@@ -204,33 +202,17 @@ def uses(device: str) -> dict:
     return json.loads((BENCH / f"uses-{device}.json").read_text())
 
 
-def uses_line(device: str, *groups: str) -> str | None:
+def uses_line(device: str, *groups: str) -> list[str] | None:
     """best, median and worst of the groups' ratios; None if they were not run"""
     cells = {
-        name: cell["ratio"]
+        "/".join(name.split("/")[len(groups) == 1 :]): cell["ratio"]
         for name, cell in uses(device)["cells"].items()
         if cell["group"] in groups and "ratio" in cell
     }
-    if not cells:
-        return None
-    best, worst = min(cells, key=cells.__getitem__), max(cells, key=cells.__getitem__)
-    shown = {name: "/".join(name.split("/")[len(groups) == 1 :]) for name in (best, worst)}
-    middle = statistics.median(cells.values())
-    return f"{cells[best]:.2f} × (`{shown[best]}`) | {middle:.2f} × | {cells[worst]:.2f} × (`{shown[worst]}`)"
+    return best_to_worst(cells) if cells else None
 
 
-def uses_summary(language: str) -> list[str]:
-    """A row for each group of uses on each device."""
-    rows = []
-    for device, name in (("cuda", "H200"), ("cpu", "CPU")):
-        for group in USES:
-            line = uses_line(device, group)
-            if line is not None:
-                rows.append(f"| {USES[group][language == 'zh']}{', ' if language == 'en' else '，'}{name} | {line} |")
-    return rows
-
-
-HEAD = {"en": "| {} | best | median | worst |", "zh": "| {} | 最好 | 中位数 | 最差 |"}
+HEAD = {"en": ["best", "median", "worst"], "zh": ["最好", "中位数", "最差"]}
 AGAINST = {
     "uses": {"en": "relative to the best other code", "zh": "相对于最好的其他代码"},
     "plain": {"en": "relative to attention without positions", "zh": "相对于不带位置的注意力"},
@@ -245,13 +227,18 @@ def speed_summary(language: str) -> str:
         "zh": {("results.json", "training"): "训练一步，CPU", ("results.json", "forward"): "前向，CPU",
                ("h200.json", "training"): "训练一步，H200", ("h200.json", "forward"): "前向，H200"},
     }[language]  # fmt: skip
-    rows = [f"| {label} | {speed_line(*key)} |" for key, label in words.items()]
-    return "\n".join([HEAD[language].format(AGAINST["plain"][language]), "| --- | --- | --- | --- |", *rows])
+    rows = [[label, *speed_line(*key)] for key, label in words.items()]
+    return markdown.table([AGAINST["plain"][language], *HEAD[language]], rows)
 
 
 def uses_table(language: str) -> str:
-    head = HEAD[language].format(AGAINST["uses"][language])
-    return "\n".join([head, "| --- | --- | --- | --- |", *uses_summary(language)])
+    """A row for each group of uses on each device."""
+    rows = []
+    for device, name in (("cuda", "H200"), ("cpu", "CPU")):
+        lines = {group: uses_line(device, group) for group in USES}
+        comma = ", " if language == "en" else "，"
+        rows += [[f"{USES[group][language == 'zh']}{comma}{name}", *line] for group, line in lines.items() if line]
+    return markdown.table([AGAINST["uses"][language], *HEAD[language]], rows)
 
 
 def readme_speed(language: str) -> str:
@@ -266,8 +253,8 @@ def readme_speed(language: str) -> str:
         ("4096 tokens, training, against no positions: H200", "4096 词元，训练，与无位置相比：H200"): speed_line("h200.json", "training"),
         ("the same on a CPU", "CPU 上同样 "): speed_line("results.json", "training"),
     }  # fmt: skip
-    rows = [f"| {label[language == 'zh'].strip()} | {line} |" for label, line in lines.items() if line is not None]
-    return "\n".join([HEAD[language].format(AGAINST["uses"][language]), "| --- | --- | --- | --- |", *rows])
+    rows = [[label[language == "zh"].strip(), *line] for label, line in lines.items() if line is not None]
+    return markdown.table([AGAINST["uses"][language], *HEAD[language]], rows)
 
 
 TABLES = {

@@ -13,6 +13,7 @@ from typing import Any
 
 from posenc.bench import uses
 
+from . import markdown
 from .speed_tables import RESULTS
 
 TITLES = {
@@ -146,12 +147,8 @@ def table(cells: dict[str, dict[str, Any]]) -> str:
         column = " ".join(sizes)
         columns[column] = None
         rows.setdefault(what, {})[column] = entry(record)
-    head = ["", *columns]
-    lines = ["| " + " | ".join(head) + " |", "| --- " * len(head) + "|"]
-    lines += [
-        "| " + " | ".join([what, *(row.get(column, "–") for column in columns)]) + " |" for what, row in rows.items()
-    ]
-    return "\n".join(lines)
+    filled = ([what, *(row.get(column, "–") for column in columns)] for what, row in rows.items())
+    return markdown.table(["", *columns], filled)
 
 
 def entry(record: dict[str, Any]) -> str:

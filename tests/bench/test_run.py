@@ -34,8 +34,7 @@ class WrongTable(peers.Ours):
 
 class Missing(peers.Ours):
     name = "missing"
-    package = "no-such-package-anywhere"
-    version = peers.Peer.version
+    version = libraries.Library.version
 
 
 class Broken(peers.Ours):

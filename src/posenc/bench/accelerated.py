@@ -21,6 +21,7 @@ import copy
 import json
 import multiprocessing
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -36,6 +37,7 @@ import posenc
 
 from ..core import files
 from ..hf.family import first
+from ..lab.peak_memory import process_bytes
 from .measure import machine, peak_bytes, seconds
 from .models import MODELS, WHOLE, Made
 
@@ -46,6 +48,8 @@ LEAST = 4.0
 """Seconds for which short calls are repeated on a CPU."""
 AUTOCAST = ("Wav2Vec2-Conformer, rotary, 10 s",)
 """Models that compute in bfloat16 on a GPU by autocast alone: they rotate in float32."""
+TABLES = re.compile("bias_table|rel_pos|pos_bias|sinks$")
+"""Names of learned tables, which some models start at zero."""
 ALLOWED = 1e-4
 """The largest difference in float32, of the output's spread."""
 
@@ -59,14 +63,10 @@ def library(model: Any) -> Any:
 
 def load(name: str, way: str) -> Made:
     torch.manual_seed(0)
-    model, inputs = (WHOLE[name] if name in WHOLE else MODELS[name])()
-    tables = [
-        p
-        for key, p in model.named_parameters()
-        if "bias_table" in key or "rel_pos" in key or key.endswith("sinks") or "pos_bias" in key
-    ]
-    for table in tables:
-        torch.nn.init.normal_(table, std=0.02)
+    model, inputs = {**WHOLE, **MODELS}[name]()
+    for key, parameter in model.named_parameters():
+        if TABLES.search(key):
+            torch.nn.init.normal_(parameter, std=0.02)
     return (library(model).accelerate(model) if way == "accelerated" else model).eval(), inputs
 
 
@@ -93,19 +93,15 @@ def on_card(name: str, times: int) -> dict[str, Any]:
     """`measure` on a GPU; times=0: a call of each, so that kernels are compiled."""
     model, inputs = load(name, "original")
     rows = 1 if name in WHOLE else ROWS
-    inputs = {
-        key: x.cuda().repeat(rows, *(1,) * (x.dim() - 1)) if isinstance(x, torch.Tensor) else x
-        for key, x in inputs.items()
-    }
+    tensors = {key: x for key, x in inputs.items() if isinstance(x, torch.Tensor)}
+    inputs |= {key: x.cuda().repeat(rows, *(1,) * (x.dim() - 1)) for key, x in tensors.items()}
     model = model.cuda()
     truth = real(forward(model, inputs), inputs) if times else None
     if name in AUTOCAST:
         with torch.autocast("cuda", torch.bfloat16):
             return _in_low_precision(name, model, inputs, truth, times)
-    low = {
-        key: x.bfloat16() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for key, x in inputs.items()
-    }
-    return _in_low_precision(name, model.bfloat16(), low, truth, times)
+    low = {key: inputs[key].bfloat16() for key, x in tensors.items() if x.is_floating_point()}
+    return _in_low_precision(name, model.bfloat16(), {**inputs, **low}, truth, times)
 
 
 def _in_low_precision(
@@ -137,11 +133,8 @@ def _in_low_precision(
 
 
 def warm(name: str) -> str:
-    try:
-        on_card(name, 0)
-    except Exception as error:
-        return f"{name}: {type(error).__name__}: {str(error)[:200]}"
-    return f"{name}: compiled"
+    _, found = attempt(name, device="cuda", times=0, threads=1)
+    return f"{name}: {found if isinstance(found, str) else 'compiled'}"
 
 
 def memory(name: str) -> dict[str, dict[str, int]]:
@@ -154,18 +147,12 @@ def memory(name: str) -> dict[str, dict[str, int]]:
         model.zero_grad()
         if way == "accelerated":
             library(model).accelerate(model)
-        before, found[way] = _memory("VmRSS"), {}
+        before, found[way] = process_bytes("VmRSS"), {}
         for what, call in CALLS.items():
             Path("/proc/self/clear_refs").write_text("5")  # Linux: VmHWM starts again from here
             call(model, inputs)
-            found[way][what] = _memory("VmHWM") - before
+            found[way][what] = process_bytes("VmHWM") - before
     return found
-
-
-def _memory(kind: str) -> int:
-    """Bytes of this process: "VmRSS", or their peak "VmHWM"."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(kind))
 
 
 def in_child(name: str, threads: int) -> dict[str, dict[str, int]]:

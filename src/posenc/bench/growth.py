@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 
 
 def exponent(points: Sequence[tuple[int, float]]) -> float | None:
     """p of y = c L^p over (length, y > 0); None with fewer than three lengths."""
     logs = [(math.log(length), math.log(value)) for length, value in points if value > 0]
-    if len(logs) < 3:
-        return None
-    x, y = (sum(values) / len(logs) for values in zip(*logs))
-    return sum((a - x) * (b - y) for a, b in logs) / sum((a - x) ** 2 for a, _ in logs)
+    return statistics.linear_regression(*zip(*logs)).slope if len(logs) > 2 else None
 
 
 def extra_bytes(record: dict, records: list[dict], base: str) -> int | None:
     """Peak memory beyond that of attention without positions, same workload, length and pass."""
-    for other in records:
-        if key(other) == (record["workload"], base, record["length"], record["pass"]):
-            return record["bytes"] - other["bytes"] if "bytes" in record and "bytes" in other else None
-    return None
+    wanted = key({**record, "peer": base})
+    other = next((one for one in records if key(one) == wanted), {})
+    return record["bytes"] - other["bytes"] if "bytes" in record and "bytes" in other else None
 
 
 def key(record: dict) -> tuple:

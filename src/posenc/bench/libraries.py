@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import importlib.util
 import sys
 import types
@@ -15,11 +16,30 @@ from torch.nn.functional import scaled_dot_product_attention
 from .peers import Peer, scale_of
 
 
-class XTransformers(Peer):
+class Library(Peer):
+    """A package, whose name is that of the peer."""
+
+    def version(self):
+        try:
+            return importlib.metadata.version(self.name)
+        except importlib.metadata.PackageNotFoundError:
+            return None
+
+
+class Kernels(Library):
+    """A library of GPU kernels for one encoding."""
+
+    devices = ("cuda",)
+    encoding: str
+
+    def refuses(self, case, kind):
+        return None if case.workload.encoding == self.encoding else f"has kernels for {self.encoding} only"
+
+
+class XTransformers(Library):
     """x-transformers' bias modules, with PyTorch's attention as its own `flash=True` does."""
 
     name = "x-transformers"
-    package = "x-transformers"
 
     def refuses(self, case, kind):
         # its T5 module has no causal buckets of our sizes past the query, and its slopes are constants
@@ -48,11 +68,10 @@ class XTransformers(Peer):
         return attention
 
 
-class Transformers(Peer):
+class Transformers(Library):
     """The attention of transformers' own T5, DeBERTa-v2 and XLNet."""
 
     name = "transformers"
-    package = "transformers"
 
     def refuses(self, case, kind):
         known = case.workload.name in ("t5", "t5-causal", "t5-decode", "deberta", "transformer_xl")
@@ -119,15 +138,11 @@ class Transformers(Peer):
         return attention
 
 
-class FlashDeberta(Peer):
+class FlashDeberta(Kernels):
     """flashDeBERTa's Triton kernels (bidirectional)."""
 
     name = "flashdeberta"
-    package = "flashdeberta"
-    devices = ("cuda",)
-
-    def refuses(self, case, kind):
-        return None if case.workload.encoding == "deberta" else "has kernels for deberta only"
+    encoding = "deberta"
 
     def make(self, problem):
         kernel = _kernels("flashdeberta", "ops.flash_attention").flash_attention_with_disentangled
@@ -142,7 +157,7 @@ class FlashDeberta(Peer):
         return attention
 
 
-class DisentangledFlash(Peer):
+class DisentangledFlash(Kernels):
     """disentangled-flash's training layer; the projections of q, k, v are left out.
 
     Its own tiles for the H200 were found with another release of the compiler. Of 17 forward and 14 backward ones tried
@@ -150,13 +165,8 @@ class DisentangledFlash(Peer):
     """
 
     name = "disentangled-flash"
-    package = "disentangled-flash"
-    devices = ("cuda",)
-
+    encoding = "deberta"
     tiles = {"training_forward": (64, 128, 4, 2), "backward_dq": (64, 32, 4, 2), "backward_dkv": (16, 32, 4, 1)}
-
-    def refuses(self, case, kind):
-        return None if case.workload.encoding == "deberta" else "has kernels for deberta only"
 
     def make(self, problem):
         from disentangled_flash import TritonTrainingDisentangledSelfAttention
@@ -179,15 +189,11 @@ class DisentangledFlash(Peer):
         return attention
 
 
-class TurboT5(Peer):
+class TurboT5(Kernels):
     """turboT5's fused T5 kernel. It has tiles for two older cards; those of the larger one are used."""
 
     name = "turbot5"
-    package = "turbot5"
-    devices = ("cuda",)
-
-    def refuses(self, case, kind):
-        return None if case.workload.encoding == "t5" else "has kernels for t5 only"
+    encoding = "t5"
 
     def make(self, problem):
         module = _kernels("turbot5", "ops.fused_bias_attention")
@@ -234,16 +240,13 @@ def _tiles(known: Mapping[str, tuple[int, ...]]):
     class Tiles(ProfileRegistry):
         def resolve(self, hardware, compiler, workload):
             exact = super().resolve(hardware, compiler, workload)
-            if exact is not None:
+            own = [profile for profile in self.profiles if profile.hardware.matches(hardware)]
+            if exact is not None or not own:
                 return exact
-            for profile in self.profiles:
-                if profile.hardware.matches(hardware):
-                    if workload.phase in known and workload.head_dim == 64 and workload.dtype == "half":
-                        return KernelConfig(*known[workload.phase])
-                    for entry in profile.entries:
-                        if entry.workload == workload:
-                            return entry.config
-            return None
+            if workload.phase in known and workload.head_dim == 64 and workload.dtype == "half":
+                return KernelConfig(*known[workload.phase])
+            entries = (entry.config for profile in own for entry in profile.entries if entry.workload == workload)
+            return next(entries, None)
 
     return Tiles(load_bundled_profiles())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.metadata
 import math
 import os
@@ -84,13 +85,11 @@ def time_interleaved(
 
 def compare_with_base(taken: list[float], base: list[float]) -> tuple[float, float, float]:
     """Median seconds, median ratio to the base within the same rounds, and the ratio's spread (half the quartiles')."""
-    ratios = sorted(a / b for a, b in zip(taken, base))
-    if len(ratios) < 4:
-        spread = (ratios[-1] - ratios[0]) / 2
-    else:
+    ratios = [a / b for a, b in zip(taken, base)]
+    low, high = min(ratios), max(ratios)
+    if len(ratios) >= 4:
         low, _, high = statistics.quantiles(ratios, n=4, method="inclusive")
-        spread = (high - low) / 2
-    return statistics.median(taken), statistics.median(ratios), spread
+    return statistics.median(taken), statistics.median(ratios), (high - low) / 2
 
 
 def capture_graph(call: Call, pool=None, calls: int = 1) -> Call:
@@ -117,6 +116,14 @@ def try_capture(call: Call, pool) -> Call | None:
         return None
 
 
+def release(device: str) -> None:
+    """Return memory that nothing refers to."""
+    gc.collect()
+    if device != "cpu":
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+
+
 def machine(device: str) -> dict:
     """The hardware and software of this run."""
     cpu = platform.processor()
@@ -124,12 +131,9 @@ def machine(device: str) -> dict:
         with open("/proc/cpuinfo") as lines:
             cpu = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), cpu)
     found = {
-        "cpu": cpu,
-        "threads": torch.get_num_threads(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-    }
+        "cpu": cpu, "threads": torch.get_num_threads(), "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(), "torch": torch.__version__,
+    }  # fmt: skip
     if device == "cuda":
         found["gpu"] = torch.cuda.get_device_name()
         found["cuda"] = str(torch.version.cuda)

@@ -7,7 +7,6 @@ from importlib import import_module
 from typing import Any
 
 import torch
-from torch import Tensor
 
 Inputs = dict[str, Any]
 Made = tuple[Any, Inputs]
@@ -29,7 +28,7 @@ def waveform(seconds: int) -> Inputs:
     return {"input_values": torch.randn(1, 16000 * seconds)}
 
 
-def states(rows: int, length: int, width: int) -> Tensor:
+def states(rows: int, length: int, width: int) -> torch.Tensor:
     return torch.randn(rows, length, width)
 
 
@@ -60,16 +59,6 @@ def swin(side: int, window: int, rows: int) -> Made:
     return make("SwinModel", "SwinConfig", pixels(rows, side), **sizes, drop_path_rate=0.0)
 
 
-def swinv2() -> Made:
-    sizes = {"image_size": 256, "window_size": 8, "depths": [2, 2, 2, 2]}
-    return make("Swinv2Model", "Swinv2Config", pixels(2, 256), **sizes, drop_path_rate=0.0)
-
-
-def donut() -> Made:
-    sizes = {"image_size": 640, "window_size": 10, "embed_dim": 128, "depths": [2, 2], "num_heads": [4, 8]}
-    return make("DonutSwinModel", "DonutSwinConfig", pixels(1, 640), **sizes, drop_path_rate=0.0)
-
-
 def beit(side: int) -> Made:
     options = {"num_hidden_layers": 3, "use_relative_position_bias": True, "drop_path_rate": 0.0}
     return make("BeitModel", "BeitConfig", pixels(1, side), image_size=side, **options)
@@ -80,26 +69,11 @@ def sam(side: int) -> Made:
     return make("SamVisionEncoder", "SamVisionConfig", pixels(1, side), "sam", **sizes, attn_implementation="sdpa")  # fmt: skip
 
 
-def vitdet() -> Made:
-    return make(
-        "VitDetModel", "VitDetConfig", pixels(1, 640), image_size=640, pretrain_image_size=640, num_hidden_layers=2, window_block_indices=[0],
-        window_size=14, use_relative_position_embeddings=True,
-    )  # fmt: skip
-
-
 def timm(name: str, rows: int, side: int, **options: Any) -> Made:
     return import_module("timm.models").create_model(name, **options), {"x": torch.randn(rows, 3, side, side)}
 
 
 # ---- speech --------------------------------------------------------------------------------------------------------
-def wavlm(seconds: int) -> Made:
-    return make("WavLMModel", "WavLMConfig", waveform(seconds), num_hidden_layers=3, layerdrop=0.0)
-
-
-def sew_d(seconds: int) -> Made:
-    return make("SEWDModel", "SEWDConfig", waveform(seconds), num_hidden_layers=3)
-
-
 def speecht5(rows: int, frames: int) -> Made:
     inputs = {"input_values": states(rows, frames, 768)}
     return make("SpeechT5EncoderWithoutPrenet", "SpeechT5Config", inputs, "speecht5", encoder_layers=3, encoder_layerdrop=0.0)  # fmt: skip
@@ -123,29 +97,6 @@ def fastspeech2(frames: int) -> Made:
 def parakeet(seconds: int) -> Made:
     model, _ = make("ParakeetEncoder", "ParakeetEncoderConfig", {}, num_hidden_layers=2, layerdrop=0.0)
     return model, {"input_features": states(1, 100 * seconds, model.config.num_mel_bins)}
-
-
-def cpmant(rows: int, length: int) -> Made:
-    from transformers import CpmAntConfig, CpmAntModel
-
-    config = CpmAntConfig(
-        vocab_size=1000, hidden_size=1024, num_attention_heads=16, dim_head=64, dim_ff=2816, num_hidden_layers=2
-    )
-    return CpmAntModel(config), tokens(rows, length)
-
-
-def bert(rows: int, length: int) -> Made:
-    return make("BertModel", "BertConfig", padded(rows, length), vocab_size=1000, num_hidden_layers=2)
-
-
-def vit() -> Made:
-    return make("ViTModel", "ViTConfig", pixels(2, 224), num_hidden_layers=2)
-
-
-def rotary_speech(seconds: int) -> Made:
-    options = {"layerdrop": 0.0, "apply_spec_augment": False, "position_embeddings_type": "rotary"}
-    inputs = waveform(seconds)
-    return make("Wav2Vec2ConformerModel", "Wav2Vec2ConformerConfig", inputs, num_hidden_layers=2, **options)
 
 
 def conformer(seconds: int, kind: str) -> Made:
@@ -172,11 +123,6 @@ def t5(rows: int, length: int, layers: int = 2) -> Made:
     return make("T5EncoderModel", "T5Config", padded(rows, length), **sizes, num_layers=layers)
 
 
-def umt5(rows: int, length: int) -> Made:
-    sizes = {"vocab_size": 1000, "d_model": 768, "d_ff": 2048, "num_layers": 2, "num_heads": 12, "d_kv": 64}
-    return make("UMT5EncoderModel", "UMT5Config", padded(rows, length), **sizes)
-
-
 def longt5(rows: int, length: int, layers: int = 2, kind: str = "local") -> Made:
     sizes = {"vocab_size": 1000, "d_model": 768, "d_ff": 2048, "num_layers": layers, "num_heads": 12, "d_kv": 64}
     options = {"encoder_attention_type": kind, "feed_forward_proj": "gated-gelu"}
@@ -191,10 +137,6 @@ def deberta(rows: int, length: int, layers: int = 2) -> Made:
     )  # fmt: skip
 
 
-def mpnet(rows: int, length: int) -> Made:
-    return make("MPNetModel", "MPNetConfig", padded(rows, length), vocab_size=1000, num_hidden_layers=2)
-
-
 def xlnet(rows: int, length: int) -> Made:
     sizes = {"vocab_size": 1000, "d_model": 768, "n_layer": 2, "n_head": 12, "d_inner": 3072}
     return make("XLNetModel", "XLNetConfig", padded(rows, length), **sizes)
@@ -203,16 +145,6 @@ def xlnet(rows: int, length: int) -> Made:
 def bloom(rows: int, length: int, layers: int = 2) -> Made:
     sizes = {"vocab_size": 1000, "hidden_size": 1024, "n_layer": layers, "n_head": 16}
     return make("BloomModel", "BloomConfig", decoded(rows, length), **sizes)
-
-
-def mpt(rows: int, length: int) -> Made:
-    sizes = {"vocab_size": 1000, "d_model": 1024, "n_heads": 16, "n_layers": 2, "max_seq_len": length}
-    return make("MptModel", "MptConfig", decoded(rows, length), **sizes)
-
-
-def gptj(rows: int, length: int) -> Made:
-    sizes = {"vocab_size": 1000, "n_embd": 1024, "n_layer": 2, "n_head": 4, "n_positions": length, "rotary_dim": 64}
-    return make("GPTJModel", "GPTJConfig", decoded(rows, length), **sizes)
 
 
 def llama(rows: int, length: int) -> Made:
@@ -265,48 +197,68 @@ MODELS: dict[str, Callable[[], Made]] = {
     "T5-B's encoder, 2 × 128": lambda: t5(2, 128),
     "T5-B's encoder, 2 × 512": lambda: t5(2, 512),
     "T5-B's encoder, 2048": lambda: t5(1, 2048),
-    "UMT5-B's encoder, 2 × 512": lambda: umt5(2, 512),
+    "UMT5-B's encoder, 2 × 512": lambda: make(
+        "UMT5EncoderModel", "UMT5Config", padded(2, 512), vocab_size=1000, d_model=768, d_ff=2048, num_layers=2, num_heads=12, d_kv=64,
+    ),
     "LongT5-B's encoder, 2048": lambda: longt5(1, 2048),
     "DeBERTa-v3-B, 2 × 128": lambda: deberta(2, 128),
     "DeBERTa-v3-B, 2 × 512": lambda: deberta(2, 512),
-    "MPNet-B, 4 × 128": lambda: mpnet(4, 128),
-    "MPNet-B, 2 × 512": lambda: mpnet(2, 510),
+    "MPNet-B, 4 × 128": lambda: make("MPNetModel", "MPNetConfig", padded(4, 128), vocab_size=1000, num_hidden_layers=2),
+    "MPNet-B, 2 × 512": lambda: make("MPNetModel", "MPNetConfig", padded(2, 510), vocab_size=1000, num_hidden_layers=2),
     "XLNet-B, 2 × 128": lambda: xlnet(2, 128),
     "XLNet-B, 2 × 512": lambda: xlnet(2, 512),
     "XLNet-B, 1024": lambda: xlnet(1, 1024),
     "BLOOM-560m, 2 × 512": lambda: bloom(2, 512),
     "BLOOM-560m, 2048": lambda: bloom(1, 2048),
-    "MPT (width 1024), 2 × 512": lambda: mpt(2, 512),
-    "GPT-J (width 1024), 2 × 512": lambda: gptj(2, 512),
+    "MPT (width 1024), 2 × 512": lambda: make(
+        "MptModel", "MptConfig", decoded(2, 512), vocab_size=1000, d_model=1024, n_heads=16, n_layers=2, max_seq_len=512,
+    ),
+    "GPT-J (width 1024), 2 × 512": lambda: make(
+        "GPTJModel", "GPTJConfig", decoded(2, 512), vocab_size=1000, n_embd=1024, n_layer=2, n_head=4, n_positions=512, rotary_dim=64,
+    ),
     "Llama (width 1024), 2 × 512": lambda: llama(2, 512),
-    "BERT-B, 2 × 512": lambda: bert(2, 512),
-    "ViT-B, 2 × 224²": vit,
-    "CPM-Ant (width 1024), 2 × 512": lambda: cpmant(2, 512),
+    "BERT-B, 2 × 512": lambda: make("BertModel", "BertConfig", padded(2, 512), vocab_size=1000, num_hidden_layers=2),
+    "ViT-B, 2 × 224²": lambda: make("ViTModel", "ViTConfig", pixels(2, 224), num_hidden_layers=2),
+    "CPM-Ant (width 1024), 2 × 512": lambda: make(
+        "CpmAntModel", "CpmAntConfig", tokens(2, 512), vocab_size=1000, hidden_size=1024, num_attention_heads=16, dim_head=64, dim_ff=2816,
+        num_hidden_layers=2,
+    ),
     "Inkling (width 1024), 1024": lambda: inkling(1, 1024),
-    "Wav2Vec2-Conformer, rotary, 10 s": lambda: rotary_speech(10),
+    "Wav2Vec2-Conformer, rotary, 10 s": lambda: make(
+        "Wav2Vec2ConformerModel", "Wav2Vec2ConformerConfig", waveform(10), num_hidden_layers=2, layerdrop=0.0, apply_spec_augment=False,
+        position_embeddings_type="rotary",
+    ),
     "w2v-BERT, 10 s": lambda: conformer(10, "relative_key"),
     "w2v-BERT with Transformer-XL's terms, 20 s": lambda: conformer(20, "relative"),
     "SeamlessM4T's speech encoder, 20 s": lambda: seamless(20, ""),
     "SeamlessM4T v2's speech encoder, 20 s": lambda: seamless(20, "v2", speech_encoder_chunk_size=20000),
     "Swin-T, 2 × 224²": lambda: swin(224, 7, 2),
     "Swin, windows of 12², 384²": lambda: swin(384, 12, 1),
-    "Swin v2-T, 2 × 256²": swinv2,
-    "Donut's Swin, 640²": donut,
+    "Swin v2-T, 2 × 256²": lambda: make(
+        "Swinv2Model", "Swinv2Config", pixels(2, 256), image_size=256, window_size=8, depths=[2, 2, 2, 2], drop_path_rate=0.0,
+    ),
+    "Donut's Swin, 640²": lambda: make(
+        "DonutSwinModel", "DonutSwinConfig", pixels(1, 640), image_size=640, window_size=10, embed_dim=128, depths=[2, 2], num_heads=[4, 8],
+        drop_path_rate=0.0,
+    ),
     "BEiT-B, 224²": lambda: beit(224),
     "BEiT-B, 512²": lambda: beit(512),
     "SAM-B, 512²": lambda: sam(512),
     "SAM-B, 1024²": lambda: sam(1024),
-    "ViTDet-B, 640²": vitdet,
-    "WavLM-B, 10 s": lambda: wavlm(10),
-    "WavLM-B, 30 s": lambda: wavlm(30),
+    "ViTDet-B, 640²": lambda: make(
+        "VitDetModel", "VitDetConfig", pixels(1, 640), image_size=640, pretrain_image_size=640, num_hidden_layers=2, window_block_indices=[0],
+        window_size=14, use_relative_position_embeddings=True,
+    ),
+    "WavLM-B, 10 s": lambda: make("WavLMModel", "WavLMConfig", waveform(10), num_hidden_layers=3, layerdrop=0.0),
+    "WavLM-B, 30 s": lambda: make("WavLMModel", "WavLMConfig", waveform(30), num_hidden_layers=3, layerdrop=0.0),
     "SpeechT5's encoder, 5 s": lambda: speecht5(1, 250),
     "SpeechT5's encoder, 4 × 5 s": lambda: speecht5(4, 250),
     "SpeechT5's encoder, 20 s": lambda: speecht5(1, 1000),
     "VITS's text encoder, 150 tokens": lambda: vits(1, 150),
     "VITS's text encoder, 4 × 300 tokens": lambda: vits(4, 300),
     "VITS's text encoder, 600 tokens": lambda: vits(1, 600),
-    "SEW-D, 10 s": lambda: sew_d(10),
-    "SEW-D, 30 s": lambda: sew_d(30),
+    "SEW-D, 10 s": lambda: make("SEWDModel", "SEWDConfig", waveform(10), num_hidden_layers=3),
+    "SEW-D, 30 s": lambda: make("SEWDModel", "SEWDConfig", waveform(30), num_hidden_layers=3),
     "Falcon with ALiBi, 512 tokens": lambda: falcon(512),
     "Falcon with ALiBi, 2048 tokens": lambda: falcon(2048),
     "LayoutLMv3-B, 128 words": lambda: layoutlmv3(128),
@@ -325,4 +277,4 @@ MODELS: dict[str, Callable[[], Made]] = {
     "timm's CoAtNet-0, 224²": lambda: timm("coatnet_0_rw_224", 1, 224),
     "timm's GCViT-T, 224²": lambda: timm("gcvit_tiny", 1, 224),
     "timm's SAM-B, 512²": lambda: timm("samvit_base_patch16", 1, 512, img_size=512),
-}
+}  # fmt: skip

@@ -6,7 +6,6 @@ Peers share the encoding's parameters, so that their gradients can be compared t
 
 from __future__ import annotations
 
-import importlib.metadata
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -24,19 +23,13 @@ from .workloads import Attention, Case, Problem
 
 class Peer:
     name = ""
-    package: str | None = None
     devices: tuple[str, ...] = ("cpu", "cuda")
     ceiling = False
     """Attention without positions, the base of all ratios."""
 
     def version(self) -> str | None:
         """None if it is not installed."""
-        if self.package is None:
-            return torch.__version__
-        try:
-            return importlib.metadata.version(self.package)
-        except importlib.metadata.PackageNotFoundError:
-            return None
+        return torch.__version__
 
     def refuses(self, case: Case, kind: str) -> str | None:
         """Why it cannot do this pass ("forward" or "training") of the case, or None."""
@@ -125,9 +118,8 @@ class DenseBias(Peer):
     name = "dense bias"
 
     def refuses(self, case, kind):
-        return (
-            None if case.workload.encoding in BIASES else "a dense bias cannot hold a term that depends on the content"
-        )
+        fits = case.workload.encoding in BIASES
+        return None if fits else "a dense bias cannot hold a term that depends on the content"
 
     def make(self, problem):
         scale = scale_of(problem.plan())
@@ -187,16 +179,14 @@ class Flex(Peer):
     name = "flex attention"
     copies = 64
     tiles: tuple[dict[str, int], ...] = (
-        {
-            "fwd_BLOCK_M": 64, "fwd_BLOCK_N": 64, "fwd_num_warps": 4, "fwd_num_stages": 3,
-            "bwd_BLOCK_M1": 64, "bwd_BLOCK_N1": 64, "bwd_BLOCK_M2": 64, "bwd_BLOCK_N2": 64,
-            "bwd_num_warps": 4, "bwd_num_stages": 1,
-        },
-        {
-            "fwd_BLOCK_M": 128, "fwd_BLOCK_N": 64, "fwd_num_warps": 8, "fwd_num_stages": 3,
-            "bwd_BLOCK_M1": 64, "bwd_BLOCK_N1": 128, "bwd_BLOCK_M2": 128, "bwd_BLOCK_N2": 64,
-            "bwd_num_warps": 8, "bwd_num_stages": 1,
-        },
+        *(
+            {
+                "fwd_BLOCK_M": m, "fwd_BLOCK_N": 64, "fwd_num_warps": warps, "fwd_num_stages": 3,
+                "bwd_BLOCK_M1": 64, "bwd_BLOCK_N1": m, "bwd_BLOCK_M2": m, "bwd_BLOCK_N2": 64,
+                "bwd_num_warps": warps, "bwd_num_stages": 1,
+            }
+            for m, warps in ((64, 4), (128, 8))
+        ),
         {},
     )  # fmt: skip
 
@@ -276,15 +266,14 @@ def score_function(plan: Plan, q: Tensor, k: Tensor, copies: int):
     for lookup in plan.lookups:
         index = lookup.index
         lo, hi = index.lo, index.hi
+        own_rows = index.lookup(index.distances_on(q.device))
         if lookup.dot_query is not None:
             states = q if lookup.states is None else lookup.states
-            wide = lookup.dot_query[:, index.lookup(index.distances_on(q.device))].to(q.dtype)
-            rows = (states @ wide.transpose(-1, -2)) * scale
+            rows = (states @ lookup.dot_query[:, own_rows].to(q.dtype).mT) * scale
             parts.append(lambda b, h, i, j, rows=rows, lo=lo, hi=hi: rows[b, h, i, (j - i).clamp(lo, hi) - lo])
         if lookup.dot_key is not None:
-            wide = lookup.dot_key[:, index.lookup(index.distances_on(q.device))].to(q.dtype)
-            columns = (k @ wide.transpose(-1, -2)) * scale
-            parts.append(lambda b, h, i, j, rows=columns, lo=lo, hi=hi: rows[b, h, j, (j - i).clamp(lo, hi) - lo])
+            rows = (k @ lookup.dot_key[:, own_rows].to(q.dtype).mT) * scale
+            parts.append(lambda b, h, i, j, rows=rows, lo=lo, hi=hi: rows[b, h, j, (j - i).clamp(lo, hi) - lo])
     if not parts:
         return None
 

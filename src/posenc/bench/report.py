@@ -54,13 +54,8 @@ def merged(old: dict | None, new: dict) -> dict:
     if old is None or any(old.get(name) != new[name] for name in ("machine", "device", "dtype")):
         return new
     known = {key(record) for record in new["records"]}
-    notes = {(r["workload"], r["peer"], r["pass"]) for r in new["records"]}
-    kept = [
-        record
-        for record in old["records"]
-        if key(record) not in known
-        and not (record["length"] is None and (record["workload"], record["peer"], record["pass"]) in notes)
-    ]
+    known |= {key({**record, "length": None}) for record in new["records"]}  # notes for every length
+    kept = [record for record in old["records"] if key(record) not in known]
     order = {name: number for number, name in enumerate(dict.fromkeys([*WORKLOADS, *(r["workload"] for r in kept)]))}
     records = sorted(kept + new["records"], key=lambda r: (order[r["workload"]], r["length"] or 0, r["pass"]))
     return {**new, "versions": {**old["versions"], **new["versions"]}, "records": records}
@@ -99,16 +94,11 @@ def print_table(result: dict) -> None:
         table.add_column(heading, justify="left" if heading in left else "right", no_wrap=True)
     measured = {key(record): record for record in records if "seconds" in record}
     for record in measured.values():
-        shares = []
-        for number, name in enumerate(ceilings):
-            other = measured.get((record["workload"], name, record["length"], record["pass"]))
-            if number == 0:
-                shares.append(f"{record['ratio']:.2f} ×")
-            else:
-                shares.append("" if other is None else f"{record['seconds'] / other['seconds']:.2f} ×")
+        others = [measured.get(key({**record, "peer": name})) for name in ceilings[1:]]
+        shares = ["" if other is None else f"{record['seconds'] / other['seconds']:.2f} ×" for other in others]
         shape = f"B{record['batch']} H{record['heads']} L{record['length']} D{record['size']}"
         table.add_row(
-            record["workload"], shape, record["pass"], record["peer"], milliseconds(record["seconds"]), *shares,
+            record["workload"], shape, record["pass"], record["peer"], milliseconds(record["seconds"]), f"{record['ratio']:.2f} ×", *shares,
             f"{record['spread']:.2f}" if "spread" in record else "", memory(record, records, ceilings[0]),
         )  # fmt: skip
     console.print(table)

@@ -21,10 +21,11 @@ from .measure import (
     free_bytes,
     machine,
     peak_bytes,
+    release,
     seconds,
     time_interleaved,
     try_capture,
-)  # fmt: skip
+)
 from .workloads import WORKLOADS, Attention, Case, Problem, make_case
 
 PEERS: dict[str, peers.Peer] = {
@@ -89,10 +90,9 @@ class State:
 
 def check(peer: peers.Peer, problem: Problem, truth: dict[str, tuple], kinds: list[str]) -> State:
     """Compare output and gradients with the float64 reference; measure the time and memory of one run."""
-    state = State()
     case = problem.case
     reasons = {kind: peer.refuses(case, kind) for kind in kinds}
-    state.notes = {kind: reason for kind, reason in reasons.items() if reason is not None}
+    state = State({kind: reason for kind, reason in reasons.items() if reason is not None})
     if "forward" in state.notes:
         return state
     try:
@@ -157,8 +157,7 @@ def find_error(names: list[str], found: list[Tensor], exact: list[Tensor], toler
     Some learned vectors cannot change the output (a bias that shifts all scores of a query), and their gradients are
     noise around zero: a gradient counts against the typical one of the encoding's where that is larger.
     """
-    learned = [b.norm().item() / b.numel() ** 0.5 for b in exact[4:]]
-    typical = max(learned, default=0.0)
+    typical = max((b.norm().item() / b.numel() ** 0.5 for b in exact[4:]), default=0.0)
     for number, (name, a, b) in enumerate(zip(names, found, exact)):
         if not a.isfinite().all():
             return f"{name} is not finite"
@@ -230,10 +229,8 @@ def run(
                 states[peer.name] = State(dict.fromkeys(kinds, f"runs on {' and '.join(peer.devices)} only"))
             else:
                 states[peer.name] = check(peer, small, truth, kinds)
-            for kind, note in states[peer.name].notes.items():
-                records.append(
-                    {"workload": workload.name, "peer": peer.name, "length": None, "pass": kind, "note": note}
-                )
+            about = {"workload": workload.name, "peer": peer.name, "length": None}
+            records += [{**about, "pass": kind, "note": note} for kind, note in states[peer.name].notes.items()]
         for length in lengths:
             if workload.longest is None or length <= workload.longest:
                 case = make_case(workload, length, device, dtype)
@@ -276,7 +273,7 @@ def _measure_length(case: Case, contenders, states, kinds, base: str, repeats: i
                     calls[peer.name] = call
                 except Exception as error:  # a peer's own failure is a result to report
                     note = failure(error)
-                    _release(case.device)
+                    release(case.device)
             if note is not None:
                 notes[peer.name] = note
                 records.append(_record(case, peer.name, kind, note=note))
@@ -289,7 +286,7 @@ def _measure_length(case: Case, contenders, states, kinds, base: str, repeats: i
             found: dict = {"seconds": took, "ratio": ratio, "spread": spread, "rounds": len(taken), "bytes": held[name]}
             found |= {"busy": busy, "when": _now(), **more, **PEERS[name].detail(problem)}
             records.append(_record(case, name, kind, **found))
-        _release(case.device)
+        release(case.device)
     return records
 
 
@@ -300,9 +297,7 @@ def _least_disturbed(calls, rough, repeats: int, device: str) -> tuple[float, di
     for _ in range(2):
         others, began = OtherProcesses(), time.monotonic()
         timed = _time_contenders(calls, rough, ceilings, repeats, device)
-        busy = round(others.share(), 3)
-        if busy < best[0]:
-            best = busy, timed
+        best = min(best, (round(others.share(), 3), timed), key=lambda attempt: attempt[0])
         if best[0] <= BUSY or time.monotonic() - began > AGAIN:
             break
     return best
@@ -335,12 +330,6 @@ def _time_contenders(calls, rough, ceilings: list[str], repeats: int, device: st
         taken = time_interleaved(replays, rough, repeats, BUDGET[device], device)
         found |= {name: (taken[name], taken[ceilings[0]], more[name]) for name in group}
     return {name: found[name] for name in calls}
-
-
-def _release(device: str) -> None:
-    if device != "cpu":
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
 
 
 def _record(case: Case, peer: str, kind: str, **more) -> dict:

@@ -34,7 +34,7 @@ from typing import Any, Literal
 import torch
 
 from ..core import files
-from .measure import Call, OtherProcesses, capture_graph, seconds
+from .measure import Call, OtherProcesses, capture_graph, release, seconds
 
 Clock = Literal["wall", "graph", "host"]
 OURS = "posenc"
@@ -83,10 +83,9 @@ class Cell:
 
 def select(cells: Iterable[Cell], only: list[str] | None) -> list[Cell]:
     """The cells whose names match one of the patterns: a shell pattern, or a part of the name."""
-    chosen = list(cells)
-    if only:
-        chosen = [cell for cell in chosen if any(fnmatch.fnmatch(cell.name, one) or one in cell.name for one in only)]
-    return chosen
+    return [
+        cell for cell in cells if not only or any(fnmatch.fnmatch(cell.name, one) or one in cell.name for one in only)
+    ]
 
 
 PASSES = {"forward": False, "step": True}
@@ -137,13 +136,13 @@ def measure(cell: Cell, device: str, budget: float = 1.0) -> dict[str, Any]:
     return record
 
 
+class WrongResult(RuntimeError):
+    """Contenders disagree."""
+
+
 def _paired(taken: dict[str, list[float]], other: str) -> list[float]:
     """Our time over another's, round by round."""
     return [own / its for own, its in zip(taken[OURS], taken[other], strict=True)]
-
-
-class WrongResult(RuntimeError):
-    pass
 
 
 def _captured(calls: dict[str, Call], remarks: dict[str, Any]) -> dict[str, Call]:
@@ -284,10 +283,8 @@ def run(
         record["busy"] = round(others.share(), 2)
         known[cell.name] = record
         result["date"] = record["date"] = time.strftime("%Y-%m-%d %H:%M", time.gmtime())
-        result["not run"] = [
-            *waiting,
-            *[one.name for one in cells[number + 1 :] if "ratio" not in known.get(one.name, {})],
-        ]
+        to_come = [one.name for one in cells[number + 1 :] if "ratio" not in known.get(one.name, {})]
+        result["not run"] = [*waiting, *to_come]
         files.write_json(path, result)
         show(line(cell.name, record), (number + 1) / len(cells))
         release(device)
@@ -329,14 +326,14 @@ def merge(results: list[dict[str, Any]]) -> dict[str, Any]:
     first = results[0]
     merged: dict[str, Any] = {**first, "cells": {}}
     for result in results:
-        for name in ("suite", "device", "machine"):
-            alike = result.get(name) == first.get(name)
-            if name == "machine":
-                alike = is_same_machine(result["machine"], first["machine"], first["device"])
-            if not alike:
-                raise ValueError(
-                    f"results of {first.get(name)} and {result.get(name)} cannot be merged; give those of one {name}"
-                )
+        alike = {name: result.get(name) == first.get(name) for name in ("suite", "device")}
+        alike["machine"] = is_same_machine(
+            result.get("machine", {}), first.get("machine", {}), str(first.get("device"))
+        )
+        for name in (name for name in alike if not alike[name]):
+            raise ValueError(
+                f"results of {first.get(name)} and {result.get(name)} cannot be merged; give those of one {name}"
+            )
         for name, record in result["cells"].items():
             known = merged["cells"].get(name)
             if known is None or _measured(known, first) <= _measured(record, result):
@@ -345,13 +342,6 @@ def merge(results: list[dict[str, Any]]) -> dict[str, Any]:
     waiting = dict.fromkeys(name for result in results for name in result.get("not run", []))
     merged["not run"] = [name for name in waiting if "ratio" not in merged["cells"].get(name, {})]
     return merged
-
-
-def release(device: str) -> None:
-    gc.collect()
-    if device == "cuda":
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -380,9 +370,7 @@ def duration(value: float) -> str:
 
 def ranked_ratios(cells: dict[str, dict[str, Any]]) -> list[tuple[float, str]]:
     """From the best to the worst, of cells without a goal of their own: host times have one, in microseconds above the floor."""
-    return sorted(
-        (record["ratio"], name) for name, record in cells.items() if "ratio" in record and "goal_us" not in record
-    )
+    return sorted((one["ratio"], name) for name, one in cells.items() if "ratio" in one and "goal_us" not in one)
 
 
 def summary(result: dict[str, Any]) -> str:
@@ -390,19 +378,16 @@ def summary(result: dict[str, Any]) -> str:
     cells = result["cells"]
     ranked = ranked_ratios(cells)
     lines = [f"FAILED {name}: {record['failed']}" for name, record in cells.items() if "failed" in record]
-    if result.get("not run"):
-        lines.append(
-            f"not run, for lack of time: {len(result['not run'])} cells ({', '.join(result['not run'][:6])}, ..)"
-        )
+    if left := result.get("not run"):
+        lines.append(f"not run, for lack of time: {len(left)} cells ({', '.join(left[:6])}, ..)")
     for name, record in cells.items():
         if "goal_us" in record and misses_goal(record):
             lines.append(f"above the goal: {line(name, record)}")
     if ranked:
         over = [name for ratio, name in ranked if ratio > GOAL]
-        ratios = [ratio for ratio, _ in ranked]
+        best, middle, worst = ranked[0][0], statistics.median(ratio for ratio, _ in ranked), ranked[-1][0]
         lines.append(
-            f"{len(ranked)} cells, {len(over)} above {GOAL}: best {ratios[0]:.2f}, median {statistics.median(ratios):.2f}, "
-            f"worst {ratios[-1]:.2f}"
+            f"{len(ranked)} cells, {len(over)} above {GOAL}: best {best:.2f}, median {middle:.2f}, worst {worst:.2f}"
         )
         lines += [line(name, cells[name]) for name in over[-10:]]
         lines.append(f"worst: {line(ranked[-1][1], cells[ranked[-1][1]])}")

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import Attention, Positions
+from ..encodings.absolute import sinusoid
 
 
 class Layer(nn.Module):
@@ -30,7 +31,7 @@ class Layer(nn.Module):
         weight = layer.q_proj.weight
         self.device, self.dtype = weight.device, weight.dtype
         self.scale: float | None = None
-        self.past: tuple[Tensor, Tensor] | None = None
+        self.past: list[Tensor] = []
         self.visible: Tensor | None = None
         self.limits = self.distances() <= 0 if layer.causal else None
         if layer.window is not None:
@@ -57,25 +58,22 @@ class Layer(nn.Module):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, start: int) -> Tensor:
         layer, queries, keys = self.layer, q.shape[2], k.shape[2]
         mask, grouped = self.visible, layer.heads != layer.kv_heads
+        causal = False
         if mask is None and layer.window is None and (queries == 1 or queries == keys):
             causal = layer.causal and queries > 1
-            return F.scaled_dot_product_attention(
-                q, k, v, None, self.dropout(), causal, scale=self.scale, enable_gqa=grouped
-            )
-        if self.limits is not None and (queries > 1 or layer.window is not None):
+        elif self.limits is not None and (queries > 1 or layer.window is not None):
             limits = self.limits[start : start + queries, :keys]
             mask = limits if mask is None else mask & limits
-        return F.scaled_dot_product_attention(q, k, v, mask, self.dropout(), scale=self.scale, enable_gqa=grouped)
+        return F.scaled_dot_product_attention(
+            q, k, v, mask, self.dropout(), causal, scale=self.scale, enable_gqa=grouped
+        )
 
     def dropout(self) -> float:
         return self.layer.dropout if self.layer.training else 0.0
 
     def start_cache(self, batch: int) -> None:
         shape = (batch, self.layer.kv_heads, self.longest, self.layer.head_dim)
-        self.past = (
-            torch.empty(shape, device=self.device, dtype=self.dtype),
-            torch.empty(shape, device=self.device, dtype=self.dtype),
-        )
+        self.past = [torch.empty(shape, device=self.device, dtype=self.dtype) for _ in range(2)]
 
     def forward(
         self, x: Tensor, start: int | None = None, key_mask: Tensor | None = None, documents: Tensor | None = None,
@@ -94,7 +92,6 @@ class Layer(nn.Module):
         v = layer.v_proj(states).view(batch, keys, layer.kv_heads, layer.head_dim).transpose(1, 2)
         q, k = self.rotate(q, k, first)
         if start is not None:
-            assert self.past is not None
             end = start + length
             for cached, new in zip(self.past, (k, v)):
                 cached[:, :, start:end] = new
@@ -152,15 +149,14 @@ class Bias(Layer):
     def make(self) -> None:
         encoding = self.encoding
         self.scale = getattr(encoding, "scale", None)
-        distances = self.distances()
-        self.learned = self.trains and hasattr(encoding, "table")
-        if not hasattr(encoding, "table"):
+        distances, has_table = self.distances(), hasattr(encoding, "table")
+        self.learned = self.trains and has_table
+        if not has_table:
             slopes = torch.tensor(encoding.start, device=self.device)
             self.kept = self.masked(-slopes[:, None, None] * distances.abs())
             return
         self.rows = encoding.index.lookup(distances)
-        steps = torch.arange(1 - self.longest, self.longest, device=self.device)
-        self.step_rows = encoding.index.lookup(steps)
+        self.step_rows = encoding.index.lookup(torch.arange(1 - self.longest, self.longest, device=self.device))
         self.kept = self.masked(self.table()[:, self.rows].float())
 
     def table(self) -> Tensor:
@@ -205,9 +201,12 @@ class Content(Layer):
     fused = False
 
     def make(self) -> None:
-        self.rows = self.encoding.index.lookup(self.distances())
         hidden = torch.zeros(self.longest, self.longest, device=self.device, dtype=self.dtype)
         self.hidden = hidden.masked_fill(self.distances() > 0, float("-inf")) if self.layer.causal else hidden
+        self.make_rows()
+
+    def make_rows(self) -> None:
+        self.rows = self.encoding.index.lookup(self.distances())
 
     def added(self, q: Tensor, k: Tensor, x: Tensor, start: int) -> Tensor:
         """What stands beside q·k inside the scale, [B, H, Lq, Lk]."""
@@ -276,18 +275,11 @@ class RelativeLogits(Content):
 class TransformerXL(Content):
     """The row of W_R R(i - j) of each distance, moved to its pair by the usual shift."""
 
-    def make(self) -> None:
-        from ..encodings.absolute import sinusoid
-
-        lowest = 1 - self.longest
+    def make_rows(self) -> None:
         highest = 0 if self.encoding.causal else self.longest - 1
-        self.count = highest - lowest + 1
-        distances = torch.arange(lowest, highest + 1, device=self.device)
-        self.waves = sinusoid(-distances, self.layer.d_model, base=self.encoding.base, layout=self.encoding.layout).to(
-            self.dtype
-        )
-        hidden = torch.zeros(self.longest, self.longest, device=self.device, dtype=self.dtype)
-        self.hidden = hidden.masked_fill(self.distances() > 0, float("-inf")) if self.layer.causal else hidden
+        distances = torch.arange(1 - self.longest, highest + 1, device=self.device)
+        waves = sinusoid(-distances, self.layer.d_model, base=self.encoding.base, layout=self.encoding.layout)
+        self.waves = waves.to(self.dtype)
 
     def attend(self, q, k, v, x, start):
         return super().attend(q + self.encoding.content_bias[:, None], k, v, x, start)

@@ -129,32 +129,31 @@ def one_call(
     if name == "none":
         others = fastest
     else:
-        others = {}
-        for what, kind in BY_HAND[name].items():
-            hand = kind(layer, length, training)
-            names = plain if name == "rope" else ("sdpa",)
-            for backend in names:
-                text = what if backend == "sdpa" else f"{what} ({backend})"
-                others[text] = timed_pass(partial(dense_call, hand, q, k, v, backend), leaves, g)
+        hands = {what: kind(layer, length, training) for what, kind in BY_HAND[name].items()}
+        others = {
+            what if backend == "sdpa" else f"{what} ({backend})": timed_pass(partial(dense_call, hand, q, k, v, backend), leaves, g)
+            for what, hand in hands.items()
+            for backend in (plain if name == "rope" else ("sdpa",))
+        }  # fmt: skip
     call = timed_pass(ours, leaves, g)
 
     def check() -> tuple[float, float]:
         """On a few texts, with the dense computation in float32 for the truth."""
-        few: Any = [x[:2].detach().float().requires_grad_(training) for x in (q, k, v)]
-        some = None if g is None else g[:2].float()
-        exact = copy.deepcopy(layer).float()
-        hand = next(iter(BY_HAND[name].values()))(exact, length, training)
-        truth = timed_pass(
-            partial(dense_call, hand, few[0], few[1], few[2], "sdpa"), [*few, *exact.encoding.parameters()], some
-        )()
-        low: Any = [x.detach().to(dtype).requires_grad_(training) for x in few]
-        some = None if g is None else g[:2]
-        weights = [*low, *encoding.parameters()]
-        hand = next(iter(BY_HAND[name].values()))(layer, length, training)
-        theirs = timed_pass(partial(dense_call, hand, low[0], low[1], low[2], "sdpa"), weights, some)()
-        return compare(
-            timed_pass(lambda: attend(low[0], low[1], low[2], plan(), causal=causal), weights, some)(), truth, theirs
+        kind, some = next(iter(BY_HAND[name].values())), None if g is None else g[:2]
+
+        def by_hand(layer: Attention, few: list[Tensor]) -> list[Tensor]:
+            call = partial(dense_call, kind(layer, length, training), few[0], few[1], few[2], "sdpa")
+            return timed_pass(
+                call, [*few, *layer.encoding.parameters()], None if some is None else some.to(few[0].dtype)
+            )()
+
+        low = [x[:2].detach().requires_grad_(training) for x in (q, k, v)]
+        wide = [x.detach().float().requires_grad_(training) for x in low]
+        truth, theirs = by_hand(copy.deepcopy(layer).float(), wide), by_hand(layer, low)
+        own = timed_pass(
+            lambda: attend(low[0], low[1], low[2], plan(), causal=causal), [*low, *encoding.parameters()], some
         )
+        return compare(own(), truth, theirs)
 
     return Contest(
         call, others, check,
@@ -237,11 +236,9 @@ def one_query(name: str, batch: int, heads: int, kv_heads: int, keys: int, size:
         """The truth in float32, of one text."""
         with torch.no_grad():
             query, mask = prepared()
-            group = heads // kv_heads
-            scores = query[:1].float() @ k[:1].float().repeat_interleave(group, 1).transpose(-1, -2)
-            scores = scores * (size**-0.5 if scale is None else scale)
-            scores = scores if mask is None else scores + mask[:1].float()
-            truth = scores.softmax(-1) @ v[:1].float().repeat_interleave(group, 1)
+            wide_k, wide_v = (x[:1].float().repeat_interleave(heads // kv_heads, 1) for x in (k, v))
+            scores = query[:1].float() @ wide_k.mT * (size**-0.5 if scale is None else scale)
+            truth = (scores if mask is None else scores + mask[:1].float()).softmax(-1) @ wide_v
         return compare([ours()[0][:1]], [truth], [folded()[0][:1]])
 
     return Contest(

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import Attention, KVCache, Positions, explain
+from .. import Attention, Encoding, KVCache, Positions, create, explain
+from ..encodings.registry import causal_options
 from .uses import OURS, PASSES, Cell, Contest
 from .uses_by_hand import BY_HAND, CAUSAL, Layer
 
@@ -90,15 +91,13 @@ def token_masks(use: str, batch: int, length: int, device: str) -> dict[str, Any
 
 
 def make_layer(name: str, causal: bool, device: str, dtype: torch.dtype, longest: int, **layer_options) -> Attention:
-    import posenc
-
     torch.manual_seed(0)
     options = {"max_length": longest} if name == "learned" else {"std": 0.1} if name == "clipped" else {}
+    encoding: str | Encoding = name
     if options:
-        extra = posenc.encodings.registry.causal_options(name) if causal else {}
-        encoding = posenc.create(name, d_model=D_MODEL, heads=HEADS, **options, **extra)
-        return Attention(D_MODEL, HEADS, encoding=encoding, causal=causal, **layer_options).to(device, dtype)
-    return Attention(D_MODEL, HEADS, encoding=name, causal=causal, **layer_options).to(device, dtype)
+        extra = causal_options(name) if causal else {}
+        encoding = create(name, d_model=D_MODEL, heads=HEADS, **options, **extra)
+    return Attention(D_MODEL, HEADS, encoding=encoding, causal=causal, **layer_options).to(device, dtype)
 
 
 def compare(ours: list[Tensor], truth: list[Tensor], theirs: list[Tensor] | None = None) -> tuple[float, float]:
@@ -106,21 +105,18 @@ def compare(ours: list[Tensor], truth: list[Tensor], theirs: list[Tensor] | None
     other contender."""
     worst = 0.0, 1.0
     for number, (own, true) in enumerate(zip(ours, truth, strict=True)):
-        error, allowed = difference([own], [true]), ALLOWED[own.dtype]
+        error, allowed = difference(own, true), ALLOWED[own.dtype]
         if theirs is not None:
-            allowed = max(allowed, 2.0 * difference([theirs[number]], [true]))
+            allowed = max(allowed, 2.0 * difference(theirs[number], true))
         if not error / allowed <= worst[0] / worst[1]:
             worst = error, allowed
     return worst
 
 
-def difference(ours: list[Tensor], theirs: list[Tensor]) -> float:
-    """The largest, relative in norm."""
-    found = 0.0
-    for a, b in zip(ours, theirs, strict=True):
-        a, b = a.double(), b.double()
-        found = max(found, ((a - b).norm() / b.norm().clamp(min=1e-30)).item())
-    return found
+def difference(ours: Tensor, theirs: Tensor) -> float:
+    """Relative in norm."""
+    a, b = ours.double(), theirs.double()
+    return ((a - b).norm() / b.norm().clamp(min=1e-30)).item()
 
 
 def whole_text(
@@ -160,15 +156,14 @@ def whole_text(
         return [out[masks["key_mask"]] if hidden else out, *grads]
 
     def check() -> tuple[float, float]:
-        if use == "dropout":  # without it: what is dropped is drawn
-            layer.eval()
-            found = max((compare(results(layer), results(hand)) for hand in hands.values()), key=lambda pair: pair[0])
-            layer.train()
-            return found
         if is_rounded:
-            return max(difference(results(layer), results(hand)) for hand in hands.values()), ALLOWED[torch.bfloat16]
+            pairs = [pair for hand in hands.values() for pair in zip(results(layer), results(hand), strict=True)]
+            return max(difference(own, other) for own, other in pairs), ALLOWED[torch.bfloat16]
         if dtype == torch.float32:
-            return max((compare(results(layer), results(hand)) for hand in hands.values()), key=lambda pair: pair[0])
+            layer.train(training and use != "dropout")  # what is dropped is drawn
+            found = max((compare(results(layer), results(hand)) for hand in hands.values()), key=lambda pair: pair[0])
+            layer.train(training)
+            return found
         exact = copy.deepcopy(layer).float()
         kind = next(iter(BY_HAND[name].values()))
         wide = x.detach().float().requires_grad_(training)
@@ -239,7 +234,7 @@ def one_token(
             start(who)
         for _ in range(4):
             ours = token(OURS)
-            found = max(found, *(difference([ours], [token(who)]) for who in hands))
+            found = max(found, *(difference(ours, token(who)) for who in hands))
         return found, ALLOWED[dtype]
 
     return Contest(

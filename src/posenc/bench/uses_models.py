@@ -41,11 +41,8 @@ def cells(device: str, sizes=SIZES) -> Iterator[Cell]:
                     yield Cell(f"model/{name}/{batch}x{length}/{what}", make)
         for name in ("bloom", "llama"):
             yield Cell(f"model/{name}/1 after {PAST}/token", partial(one_token, name, PAST, device))
-        for name, lengths in {
-            **dict.fromkeys(("t5", "deberta", "bloom"), ((8, 64), (1, 512))),
-            "llama": ((1, 16), (8, 64)),
-        }.items():
-            for batch, length in lengths:
+        for name in ("t5", "deberta", "bloom", "llama"):
+            for batch, length in ((1, 16), (8, 64)) if name == "llama" else ((8, 64), (1, 512)):
                 for what, training in PASSES.items():
                     make = partial(one_pass, name, 2, batch, length, training, device, False, True)
                     yield Cell(f"model/{name}, padded/{batch}x{length}/{what}", make)
@@ -53,9 +50,9 @@ def cells(device: str, sizes=SIZES) -> Iterator[Cell]:
             make = partial(one_pass, "t5-generate", 2, 8, 64, training, device, False)
             yield Cell(f"model/t5 with decoder/8x64/{what}", make)
         yield Cell("generate/t5, 2 layers/1x64/16 tokens", partial(generate, 1, 64, device, 16, 2))
-        for training in (False, True):
-            what = f"compiled/t5, 2 layers/8x64/{'step' if training else 'forward'}"
-            yield Cell(what, partial(one_pass, "t5", 2, 8, 64, training, device, True))
+        for what, training in PASSES.items():
+            make = partial(one_pass, "t5", 2, 8, 64, training, device, True)
+            yield Cell(f"compiled/t5, 2 layers/8x64/{what}", make)
         return
     for name in ("t5", "deberta"):
         for batch, length in GPU_SIZES:
@@ -125,9 +122,8 @@ def both(name: str, layers: int, device: str) -> Models:
             theirs.to(torch.bfloat16)
         ours = hf.accelerate(copy.deepcopy(theirs))
         own, their = _hidden(ours(**few)), _hidden(theirs(**few))
-    if device == "cpu":
-        return Models(theirs, ours, difference([own], [truth]), FLOAT32)
-    return Models(theirs, ours, difference([own], [truth]), 2.0 * difference([their], [truth]))
+    allowed = FLOAT32 if device == "cpu" else 2.0 * difference(their, truth)
+    return Models(theirs, ours, difference(own, truth), allowed)
 
 
 def _hidden(output: Any) -> Tensor:
@@ -173,7 +169,7 @@ def one_pass(
         theirs = forward(models.theirs)[real]
         torch._dynamo.utils.counters.clear()
         run = torch.compile(models.ours, dynamic=False) if compiled else models.ours
-        error = difference([forward(run)[real]], [theirs])
+        error = difference(forward(run)[real], theirs)
         for model in (models.ours, models.theirs):
             model.train(training)
         return max(models.error, error if device == "cpu" else error / 2), models.allowed
@@ -207,7 +203,7 @@ def one_token(name: str, past: int, device: str) -> Contest:
     def check() -> tuple[float, float]:
         for who in by_name:
             start(who)
-        return difference([token(OURS)], [token(THEIRS)]), models.allowed
+        return difference(token(OURS), token(THEIRS)), models.allowed
 
     return Contest(
         partial(token, OURS), {THEIRS: partial(token, THEIRS)}, check,
@@ -246,7 +242,7 @@ def changing_lengths(device: str) -> Measured:
         raise RuntimeError(done.stderr.strip().splitlines()[-1] if done.stderr.strip() else "the process failed")
     found = json.loads(done.stdout.strip().splitlines()[-1])
     remarks = {"first step": found["first"], "median step": found["median"]}
-    return Measured({OURS: found["longest"][OURS], THEIRS: found["longest"][THEIRS]}, found["error"], remarks)
+    return Measured(found["longest"], found["error"], remarks)
 
 
 def step_through_lengths(device: str, layers: int = 12, lengths=LENGTHS, batch: int = 4) -> dict[str, Any]:

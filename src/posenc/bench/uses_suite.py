@@ -6,13 +6,12 @@ import importlib.metadata
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from ..core import files
 from . import report, uses, uses_calls, uses_layers, uses_models
-from .measure import machine
+from .measure import machine, release
 
 LIMITS = {"cpu": None, "cuda": 450.0}
 """Seconds after which no cell starts, unless --seconds says otherwise."""
@@ -20,17 +19,11 @@ BUDGETS = {"cpu": 0.4, "cuda": 0.3}
 """Seconds of timing for a cell."""
 
 
-def all_cells(device: str) -> Iterator[uses.Cell]:
+def all_cells(device: str) -> list[uses.Cell]:
+    cells = [*uses_layers.cells(device), *uses_layers.masked_cells(device), *uses_models.cells(device)]
     if device == "cpu":
-        yield from uses_layers.cells(device)
-        yield from uses_layers.masked_cells(device)
-        yield from uses_models.cells(device)
-        return
-    cells = [
-        *uses_calls.cells(device), *uses_models.cells(device), *uses_models.compiled_cells(device), *uses_layers.cells(device),
-        *uses_layers.masked_cells(device),
-    ]  # fmt: skip
-    yield from sorted(cells, key=_turn)
+        return cells
+    return sorted([*uses_calls.cells(device), *uses_models.compiled_cells(device), *cells], key=_turn)
 
 
 TURNS = ("host/", "model/", "compiled/t5, 2 layers/64x128", "compiled/deberta, 2 layers/64x128", "decode/", "generate/", "call/", "windows/",
@@ -74,7 +67,7 @@ def warm(device: str, names: list[str]) -> None:
         except Exception as error:  # the run will say so
             what = type(error).__name__
         print(f"{name}: {what}, {time.monotonic() - began:.1f} s", flush=True)
-        uses.release(device)
+        release(device)
 
 
 def versions() -> dict[str, str]:

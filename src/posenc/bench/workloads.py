@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -63,9 +64,9 @@ class Problem:
 
     def __init__(self, case: Case):
         self.case = case
-        workload, heads, size = case.workload, case.heads, case.size
+        heads, size = case.heads, case.size
         torch.manual_seed(0)
-        made = create(workload.encoding, d_model=heads * size, heads=heads, head_dim=size, **workload.options)
+        made = create(case.workload.encoding, d_model=heads * size, heads=heads, head_dim=size, **case.workload.options)
         self.encoding: Encoding = made.to(device=case.device, dtype=case.dtype)
         torch.manual_seed(1)
         self.q, self.k, self.v, self.g = (
@@ -79,12 +80,8 @@ class Problem:
 
     def exact(self) -> Problem:
         """The same numbers in float64."""
-        other = object.__new__(Problem)
-        other.case = self.case
-        workload, heads, size = self.case.workload, self.case.heads, self.case.size
-        made = create(workload.encoding, d_model=heads * size, heads=heads, head_dim=size, **workload.options)
-        other.encoding = made.to(device=self.case.device, dtype=torch.float64)
-        other.encoding.load_state_dict({name: tensor.double() for name, tensor in self.encoding.state_dict().items()})
+        other = copy.copy(self)
+        other.encoding = copy.deepcopy(self.encoding).double()
         other.q, other.k, other.v, other.g = (x.double() for x in (self.q, self.k, self.v, self.g))
         other.states = None if self.states is None else self.states.double()
         return other
@@ -98,9 +95,9 @@ class Problem:
 
     def plan(self) -> Plan:
         positions = self.case.positions()
-        return (
-            self.encoding.plan(positions) if self.states is None else self.encoding.plan_states(positions, self.states)
-        )
+        if self.states is None:
+            return self.encoding.plan(positions)
+        return self.encoding.plan_states(positions, self.states)
 
 
 WORKLOADS = {

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from ..core import checks, formulas
@@ -56,6 +58,11 @@ def titled(title: str, lines: Sequence[str]) -> list[str]:
     return [*terminal.wrap(title, terminal.width()), *lines]
 
 
+def charted(title: str, curves: Mapping[str, Sequence[float]], axis: tuple[str, str, str], **options: Any) -> list[str]:
+    """`terminal.chart` under a title."""
+    return titled(title, terminal.chart(curves, axis, **options))
+
+
 def around(reach: int) -> tuple[str, str, str]:
     """Axis labels of distances from -reach to reach."""
     return f"j-i = -{reach} (past)", "0", f"+{reach} (future)"
@@ -90,27 +97,21 @@ def learned(options: Options) -> list[str]:
 def shaw(options: Options) -> list[str]:
     most = options.whole("max_distance", 16, 0, FARTHEST)
     left, right = options.whole("left", most, 0, FARTHEST), options.whole("right", most, 0, FARTHEST)
-    ends = "a row of zeros" if options.get("outside") == "zero" else "the same row"
-    return _clip(
-        left, right, f"Row of the table: each distance in [-{left}, {right}] has its own, all beyond share {ends}"
-    )
+    beyond = "all beyond share a row of zeros" if options.get("outside") == "zero" else "all beyond share the same row"
+    return _clip(left, right, beyond)
 
 
 def clipped(options: Options) -> list[str]:
     most = options.whole("max_distance", 16, 0, FARTHEST)
-    return _clip(
-        most, most, f"Row of the table: each distance in [-{most}, {most}] has its own, those beyond share the edge's"
-    )
+    return _clip(most, most, "those beyond share the edge's")
 
 
 def t5(options: Options) -> list[str]:
     buckets, most = options.whole("buckets", 32, most=1024), options.whole("max_distance", 128, most=FARTHEST)
     causal = bool(options.get("causal", False))
     lo, hi, rows = formulas.t5_rows(buckets, most, causal)
-    title = (
-        f"Bucket of each distance (buckets={buckets}, max_distance={most}, {'causal' if causal else 'bidirectional'}):"
-    )
-    lines = _steps(lo, hi, rows, title)
+    kind = "causal" if causal else "bidirectional"
+    lines = _steps(lo, hi, rows, f"Bucket of each distance (buckets={buckets}, max_distance={most}, {kind}):")
     lines += ["", "distance→bucket, keys before the query:"]
     lines += terminal.hanging("  ", _ranges([(-r, rows[r - lo]) for r in range(0, lo - 1, -1)]))
     if not causal:
@@ -134,20 +135,16 @@ def alibi(options: Options) -> list[str]:
     selected = sorted({round(i * (heads - 1) / min(5, heads - 1)) for i in range(min(6, heads))}) if heads > 1 else [0]
     reach = 64
     curves = {f"head {h + 1}: m = {slopes[h]:.4g}": [-slopes[h] * d for d in range(reach + 1)] for h in selected}
-    return titled(
-        f"Bias -m |i-j| of {len(selected)} of {heads} heads: the smaller the slope, the longer the range.",
-        terminal.chart(curves, ("distance 0", "", f"{reach}"), low=-8.0, high=0.0, rows=12),
-    )
+    title = f"Bias -m |i-j| of {len(selected)} of {heads} heads: the smaller the slope, the longer the range."
+    return charted(title, curves, ("distance 0", "", f"{reach}"), low=-8.0, high=0.0, rows=12)
 
 
 def rope(options: Options) -> list[str]:
     size, base = _rotary(options)
     frequencies = formulas.inverse_frequencies(size, base)
     title = f"Score of equal q and k over distance, mean of cos(r w_c), {size} dimensions, base={base:g}:"
-    periods = [2 * math.pi / w for w in (frequencies[0], frequencies[len(frequencies) // 2], frequencies[-1])]
-    waves = (
-        f"wavelengths: {periods[0]:.3g} (pair 0), {periods[1]:.4g} (middle pair), {periods[2]:.6g} tokens (last pair)"
-    )
+    first, middle, last = (2 * math.pi / frequencies[c] for c in (0, len(frequencies) // 2, -1))
+    waves = f"wavelengths: {first:.3g} (pair 0), {middle:.4g} (middle pair), {last:.6g} tokens (last pair)"
     return [*_kernel(frequencies, title), "", *terminal.wrap(waves, terminal.width())]
 
 
@@ -169,10 +166,9 @@ def extended(options: Options, scaling: Scaling) -> list[str]:
     title = (
         f"Frequency of each pair divided by RoPE's ({size} dimensions, base={base:g}, at {total} tokens): 1 keeps it."
     )
-    chart = terminal.chart(
-        {"": ratios}, ("pair 0 (fast)", "", f"pair {len(ratios) - 1} (slow)"), low=0.0, high=max(1.0, *ratios)
-    )
-    return [*titled(title, chart), "", *terminal.wrap(waves, terminal.width())]
+    axis = "pair 0 (fast)", "", f"pair {len(ratios) - 1} (slow)"
+    chart = charted(title, {"": ratios}, axis, low=0.0, high=max(1.0, *ratios))
+    return [*chart, "", *terminal.wrap(waves, terminal.width())]
 
 
 def axial(options: Options) -> list[str]:
@@ -190,13 +186,15 @@ def _plane(size: int, options: Options, title: str) -> list[str]:
     base, reach = options.number("base", 10000.0), 12
     frequencies = formulas.inverse_frequencies(size // 2, base)
     one = [_mean_cosine(frequencies, r) / 2 for r in range(-reach, reach + 1)]
-    grid = terminal.heat_map(
-        [[row + column for column in one] for row in one[reach // 2 : -(reach // 2)]], low=2 * min(one), high=1
-    )
-    rows = [f"{row - reach // 2:>4} │{line}" for row, line in enumerate(grid)]
-    return titled(
-        f"{title}, {size} dimensions, base={base:g} (dark is near):", [*rows, f"rows   columns -{reach} .. {reach}"]
-    )
+    grid = [[row + column for column in one] for row in one[reach // 2 : -(reach // 2)]]
+    return _over_grid(f"{title}, {size} dimensions, base={base:g} (dark is near):", grid, low=2 * min(one))
+
+
+def _over_grid(title: str, grid: Sequence[Sequence[float]], low: float) -> list[str]:
+    """Values over the difference of rows and of columns, both 0 in the middle."""
+    rows, columns = len(grid) // 2, len(grid[0]) // 2
+    lines = [f"{row - rows:>4} │{line}" for row, line in enumerate(terminal.heat_map(grid, low=low, high=1))]
+    return titled(title, [*lines, f"rows   columns -{columns} .. {columns}"])
 
 
 def xpos(options: Options) -> list[str]:
@@ -208,10 +206,8 @@ def xpos(options: Options) -> list[str]:
         sum(zeta ** (d / scale_base) * math.cos(d * w) for w, zeta in pairs) / len(pairs) for d in range(reach + 1)
     ]
     rotary = [_mean_cosine(frequencies, d) for d in range(reach + 1)]
-    return titled(
-        f"Score of equal q and k over distance into the past, {size} dimensions, next to RoPE's:",
-        terminal.chart({"xpos": score, "rope": rotary}, ("i-j = 0", "", f"{reach}"), high=1.0, rows=11),
-    )
+    title = f"Score of equal q and k over distance into the past, {size} dimensions, next to RoPE's:"
+    return charted(title, {"xpos": score, "rope": rotary}, ("i-j = 0", "", f"{reach}"), high=1.0, rows=11)
 
 
 def transformer_xl(options: Options) -> list[str]:
@@ -236,10 +232,8 @@ def relative_logits(options: Options) -> list[str]:
 def sinks(options: Options) -> list[str]:
     reach = 12
     curves = {f"sink {s:+d}": [n / (n + math.exp(s)) for n in range(1, reach + 1)] for s in (-2, 0, 2)}
-    return titled(
-        "Weight that the keys keep, n / (n + exp(sink)), if n keys of score 0 are visible; the sink takes the rest:",
-        terminal.chart(curves, ("1 key", "", f"{reach} keys"), low=0.0, high=1.0, rows=9),
-    )
+    title = "Weight that the keys keep, n / (n + exp(sink)), if n keys of score 0 are visible; the sink takes the rest:"
+    return charted(title, curves, ("1 key", "", f"{reach} keys"), low=0.0, high=1.0, rows=9)
 
 
 def tempered(options: Options) -> list[str]:
@@ -248,8 +242,8 @@ def tempered(options: Options) -> list[str]:
     at = [16 * floor * n / columns for n in range(columns + 1)]
     require_choice("form", form, ("llama4", "ministral3", "log"))
     curve = {f"{form}, alpha={alpha:g}, floor={floor:g}": [formulas.temperature(i, alpha, floor, form) for i in at]}
-    ends = ("position 0", "", f"{16 * floor:g}")
-    return titled("Factor of a query's scores over its position:", terminal.chart(curve, ends, low=1.0, rows=8))
+    axis = "position 0", "", f"{16 * floor:g}"
+    return charted("Factor of a query's scores over its position:", curve, axis, low=1.0, rows=8)
 
 
 def grid_bias(options: Options) -> list[str]:
@@ -268,16 +262,16 @@ def continuous_bias(options: Options) -> list[str]:
     scale = max(_grid(pretrained)[1] - 1, 1)
     x = range(1 - columns, columns)
     curve = [formulas.log_coordinate(d / scale) for d in x]
-    return titled(
-        "The network's input over the difference of columns, sign(x) log2(1 + 8|x| / (W - 1)) / 3:",
-        terminal.chart({"": curve}, (f"{1 - columns}", "0", f"{columns - 1}"), rows=9),
-    )
+    title = "The network's input over the difference of columns, sign(x) log2(1 + 8|x| / (W - 1)) / 3:"
+    return charted(title, {"": curve}, (f"{1 - columns}", "0", f"{columns - 1}"), rows=9)
 
 
 def decomposed(options: Options) -> list[str]:
     rows, columns = _grid(options.get("grid", (14, 14)))
-    bars = [f"rows     {'█' * min(2 * rows - 1, 60)}  {2 * rows - 1} rows, {1 - rows} .. {rows - 1}",
-            f"columns  {'█' * min(2 * columns - 1, 60)}  {2 * columns - 1} rows, {1 - columns} .. {columns - 1}"]  # fmt: skip
+    bars = [
+        f"{axis:<7}  {'█' * min(2 * n - 1, 60)}  {2 * n - 1} rows, {1 - n} .. {n - 1}"
+        for axis, n in (("rows", rows), ("columns", columns))
+    ]
     return titled("Two tables of vectors, multiplied with the query; their sum serves every pair of patches:", bars)
 
 
@@ -286,13 +280,12 @@ def mixed_rope(options: Options) -> list[str]:
     lengths = [base ** (-4 * c / size) for c in range(size // 4)]
     angle = math.pi / 6
     waves = [(w * math.cos(a), w * math.sin(a)) for a in (angle, angle + math.pi / 2) for w in lengths]
-    grid = terminal.heat_map(
-        [[sum(math.cos(r * a + c * b) for a, b in waves) / len(waves) for c in range(-reach, reach + 1)]
-         for r in range(-reach // 2, reach // 2 + 1)], low=-1, high=1,
-    )  # fmt: skip
-    rows = [f"{row - reach // 2:>4} │{line}" for row, line in enumerate(grid)]
+    grid = [
+        [sum(math.cos(r * a + c * b) for a, b in waves) / len(waves) for c in range(-reach, reach + 1)]
+        for r in range(-reach // 2, reach // 2 + 1)
+    ]
     title = f"Score of equal q and k over rows and columns apart, a head at 30°, {size} dimensions, base={base:g} (dark is near):"
-    return titled(title, [*rows, f"rows   columns -{reach} .. {reach}"])
+    return _over_grid(title, grid, low=-1)
 
 
 def many_axes(options: Options) -> list[str]:
@@ -308,10 +301,8 @@ def fox(options: Options) -> list[str]:
         f"f = sigmoid({b:+g})": [-d * math.log1p(math.exp(-b)) for d in range(reach + 1)]
         for b in (start, start + 2, start + 4)
     }
-    return titled(
-        "Sum of log f over distance where every gate is the same; real gates depend on the tokens:",
-        terminal.chart(curves, ("i-j = 0", "", f"{reach}"), low=-12.0, high=0.0, rows=11),
-    )
+    title = "Sum of log f over distance where every gate is the same; real gates depend on the tokens:"
+    return charted(title, curves, ("i-j = 0", "", f"{reach}"), low=-12.0, high=0.0, rows=11)
 
 
 def kerple(options: Options) -> list[str]:
@@ -321,7 +312,7 @@ def kerple(options: Options) -> list[str]:
     for a, p in ((0.1, 0.5), (0.5, 1.0), (1.0, 1.5)) if form == "log" else ((0.1, 0.25), (0.5, 0.5), (1.0, 0.75)):
         curves[f"a = {a:g}, p = {p:g}"] = [formulas.kerple_bias(d, a, p, form) for d in range(reach + 1)]
     title = f"Bias over distance ({form}) for some a and p in the range of the start; each head learns its own:"
-    return titled(title, terminal.chart(curves, ("distance 0", "", f"{reach}"), low=-14.0, high=0.0, rows=12))
+    return charted(title, curves, ("distance 0", "", f"{reach}"), low=-14.0, high=0.0, rows=12)
 
 
 def sandwich(options: Options) -> list[str]:
@@ -331,10 +322,7 @@ def sandwich(options: Options) -> list[str]:
     sums = [formulas.sandwich_sum(d, frequencies) for d in range(reach + 1)]
     selected = sorted({0, heads // 2, heads - 1})
     curves = {f"head {h + 1} of {heads}": [factors[h] * s for s in sums] for h in selected}
-    return titled(
-        f"Bias over distance with size={size}:",
-        terminal.chart(curves, ("distance 0", "", f"{reach}"), high=0.0, rows=12),
-    )
+    return charted(f"Bias over distance with size={size}:", curves, ("distance 0", "", f"{reach}"), high=0.0, rows=12)
 
 
 def fire(options: Options) -> list[str]:
@@ -344,19 +332,17 @@ def fire(options: Options) -> list[str]:
         f"query at {i}": [phi(d, c) / phi(max(i, threshold), c) if d <= i else 1.0 for d in range(reach + 1)]
         for i in (reach // 4, reach // 2, reach)
     }
-    return titled(
-        "What the network reads over distance, φ(i-j) / φ(max(i, T)): at most 1 for every query:",
-        terminal.chart(curves, ("i-j = 0", "", f"{reach}"), low=0.0, high=1.0, rows=10),
-    )
+    title = "What the network reads over distance, φ(i-j) / φ(max(i, T)): at most 1 for every query:"
+    return charted(title, curves, ("i-j = 0", "", f"{reach}"), low=0.0, high=1.0, rows=10)
 
 
 def tupe(options: Options) -> list[str]:
     rows = options.whole("max_length", 512, most=10**9)
-    lines = [
+    lines = (
         "words      x_i W_q · x_j W_k",
         "positions  p_i U_q · p_j U_k",
         "           (no product of a word with a position)",
-    ]
+    )
     return titled(f"Two products instead of one of sums; a table of {rows + 1} positions:", lines)
 
 
@@ -369,9 +355,7 @@ def pope(options: Options) -> list[str]:
 
 
 def latent(options: Options) -> list[str]:
-    rank, nope, rope_ = (
-        options.whole(name, size) for name, size in (("kv_rank", 512), ("nope_dim", 128), ("rope_dim", 64))
-    )
+    rank, nope, rope_ = options.whole("kv_rank", 512), options.whole("nope_dim", 128), options.whole("rope_dim", 64)
     heads, value = 16, options.whole("v_dim", 128)
     whole, kept = heads * (nope + rope_ + value), rank + rope_
     bar = max(8, min(56, terminal.width() - 30))
@@ -401,29 +385,22 @@ def cope(options: Options) -> list[str]:
 def stick_breaking(options: Options) -> list[str]:
     reach = 32
     curves = {f"β = {b:g}": [b * (1 - b) ** d for d in range(reach + 1)] for b in (0.5, 0.2, 0.05)}
-    return titled(
-        "Weight over distance where every key asks for the same share β; the nearest takes its share first:",
-        terminal.chart(curves, ("i-j = 1", "", f"{reach + 1}"), low=0.0, high=0.5, rows=11),
-    )
+    title = "Weight over distance where every key asks for the same share β; the nearest takes its share first:"
+    return charted(title, curves, ("i-j = 1", "", f"{reach + 1}"), low=0.0, high=0.5, rows=11)
 
 
 def path(options: Options) -> list[str]:
     reach = 16
     curves = {f"β = {b:g}": [(1 - b) ** d for d in range(reach + 1)] for b in (0.1, 0.5, 1.9)}
-    return titled(
-        "Share of a key along w that is left over distance where every token has the same w and β; past 1 it changes sign:",
-        terminal.chart(curves, ("i-j = 0", "", f"{reach}"), low=-1.0, high=1.0, rows=11),
-    )
+    title = "Share of a key along w that is left over distance where every token has the same w and β; past 1 it changes sign:"
+    return charted(title, curves, ("i-j = 0", "", f"{reach}"), low=-1.0, high=1.0, rows=11)
 
 
 def _grid(size: Any) -> tuple[int, int]:
-    if (
-        not isinstance(size, (tuple, list))
-        or len(size) != 2
-        or not all(isinstance(n, int) and 1 <= n <= 64 for n in size)
-    ):
-        raise ValueError(f"a grid is (rows, columns), 1 to 64 each, got {size!r}")
-    return size[0], size[1]
+    match size:
+        case (int() as rows, int() as columns) if 1 <= rows <= 64 and 1 <= columns <= 64:
+            return rows, columns
+    raise ValueError(f"a grid is (rows, columns), 1 to 64 each, got {size!r}")
 
 
 PICTURES: Mapping[str, Callable[[Options], list[str]]] = {
@@ -449,17 +426,19 @@ def _mean_cosine(frequencies: Sequence[float], r: int) -> float:
     return sum(math.cos(r * w) for w in frequencies) / len(frequencies)
 
 
-def _kernel(frequencies: Sequence[float], title: str, clamp: int = FARTHEST, reach: int = 128) -> list[str]:
+def _kernel(frequencies: Sequence[float], title: str, clamp: int = FARTHEST) -> list[str]:
     """The mean cosine over distance."""
+    reach = 128
     mean = [_mean_cosine(frequencies, min(abs(r), clamp)) for r in range(-reach, reach + 1)]
-    return titled(title, terminal.chart({"": mean}, around(reach), high=1.0, low=min(0.0, *mean)))
+    return charted(title, {"": mean}, around(reach), high=1.0, low=min(0.0, *mean))
 
 
-def _clip(left: int, right: int, title: str) -> list[str]:
+def _clip(left: int, right: int, beyond: str) -> list[str]:
     """The row of each distance, clipped to [-left, right]."""
     reach = max(2, 2 * max(left, right))
     rows = [min(max(r, -left), right) + left for r in range(-reach, reach + 1)]
-    return titled(title + f" ({left + right + 1} rows):", terminal.chart({"": rows}, around(reach), rows=7))
+    title = f"Row of the table: each distance in [-{left}, {right}] has its own, {beyond} ({left + right + 1} rows):"
+    return charted(title, {"": rows}, around(reach), rows=7)
 
 
 def _steps(lo: int, hi: int, rows: Sequence[int], title: str) -> list[str]:
@@ -467,28 +446,20 @@ def _steps(lo: int, hi: int, rows: Sequence[int], title: str) -> list[str]:
     reach = max(-lo, hi) * 5 // 4
     last = reach if hi > 0 else 0
     drawn = [rows[min(max(r, lo), hi) - lo] for r in range(-reach, last + 1)]
-    ends = around(reach) if hi > 0 else (f"j-i = -{reach} (past)", "", "0")
-    return titled(title, terminal.chart({"": drawn}, ends, rows=8))
+    axis = around(reach) if hi > 0 else (f"j-i = -{reach} (past)", "", "0")
+    return charted(title, {"": drawn}, axis, rows=8)
 
 
 def _ranges(pairs: Sequence[tuple[int, int]]) -> str:
     """(distance, bucket) pairs as text, 0→0 … 7→7, 8–11→8, …: runs of single distances are abbreviated."""
-    groups: list[tuple[int, int, int]] = []
-    for distance, bucket in pairs:
-        if groups and groups[-1][2] == bucket:
-            groups[-1] = (groups[-1][0], distance, bucket)
-        else:
-            groups.append((distance, distance, bucket))
-    exact = 0
-    while exact < len(groups) and groups[exact][0] == groups[exact][1]:
-        exact += 1
-    parts = []
-    if exact:
-        first, final = groups[0], groups[exact - 1]
-        single = f"{first[0]}→{first[2]}"
-        parts.append(single if exact == 1 else f"{single} … {final[0]}→{final[2]}")
-    for start, stop, bucket in groups[exact:-1]:
-        parts.append(f"{start}–{stop}→{bucket}" if stop > start else f"{start}→{bucket}")
+    groups = [(bucket, [distance for distance, _ in same]) for bucket, same in groupby(pairs, key=itemgetter(1))]
+    exact = next((n for n, (_, distances) in enumerate(groups) if len(distances) > 1), len(groups))
+    parts = [f"{distances[0]}→{bucket}" for bucket, distances in groups[:exact]]
+    if exact > 1:
+        parts = [f"{parts[0]} … {parts[-1]}"]
+    for bucket, (first, *more) in groups[exact:-1]:
+        parts.append(f"{first}–{more[-1]}→{bucket}" if more else f"{first}→{bucket}")
     if exact < len(groups):
-        parts.append(f"{groups[-1][0]}+→{groups[-1][2]}")
+        bucket, (first, *_) = groups[-1]
+        parts.append(f"{first}+→{bucket}")
     return ", ".join(parts)

@@ -42,16 +42,13 @@ def list_command(arguments: list[str]) -> int:
         print(LIST_HELP)
         return 0
     header = ("name", "family", "enters", "parameters", "extrapolates", "used by")
-    for cards in (ENCODINGS, OWN_ATTENTION):
-        rows = [(c.name, c.family, c.enters, c.parameters, c.extrapolates, c.used_by) for c in cards.values()]
-        if cards is OWN_ATTENTION:
-            print(
-                "",
-                *map(terminal.dim, terminal.wrap("attention of its own, no encoding of a layer:", terminal.width())),
-                sep="\n",
-            )
-        print("\n".join(terminal.table(header, rows)))
-    print(terminal.dim("\nposenc show NAME: formula, options and a picture"))
+    encodings, own = (
+        terminal.table(header, [(c.name, c.family, c.enters, c.parameters, c.extrapolates, c.used_by) for c in cards.values()])
+        for cards in (ENCODINGS, OWN_ATTENTION)
+    )  # fmt: skip
+    between = terminal.wrap("attention of its own, no encoding of a layer:", terminal.width())
+    end = terminal.dim("\nposenc show NAME: formula, options and a picture")
+    print(*encodings, "", *map(terminal.dim, between), *own, end, sep="\n")
     return 0
 
 
@@ -83,22 +80,20 @@ def page(which: EncodingInfo, given: dict[str, Any], extension: str | None = Non
         raise OptionError(f"{which.name} has no option {', '.join(unknown)}; its options are {', '.join(known)}")
     bold, dim = terminal.bold, terminal.dim
     lines = [f"{bold(which.name)}  {dim(which.public_name)}", "", f"  {which.formula}", ""]
-    facts = (
-        ("family", which.family),
-        ("enters", which.enters),
-        ("parameters", which.parameters),
-        ("extrapolates", which.extrapolates),
-        ("used by", which.used_by),
-        *((("page", documentation.page_of(which.name)),) if which.module.startswith("posenc.") else ()),
-    )
-    for label, text in facts:
+    facts = {
+        "family": which.family, "enters": which.enters, "parameters": which.parameters, "extrapolates": which.extrapolates,
+        "used by": which.used_by,
+    }  # fmt: skip
+    if which.module.startswith("posenc."):
+        facts["page"] = documentation.page_of(which.name)
+    for label, text in facts.items():
         lines += terminal.hanging(f"{dim(label.ljust(12))}  ", text)
     lines += ["", *_prose(source.doc), ""]
     lines += _options(source.options)
     if extension is None:
         return [*lines, "", *_picture(which, source, given)]
     scaling = spec.make_extension(which.name, f"{which.name}+{extension}", extension, ORIGINAL)
-    doc = ast.get_docstring(_class(_module(SCALING), type(scaling).__name__) or ast.parse("")) or ""  # type: ignore[arg-type]
+    doc = ast.get_docstring(_definition(_module(SCALING), type(scaling).__name__) or ast.parse("")) or ""
     lines += ["", f"{bold(f'{which.name}+{extension}')}  {dim(f'posenc.scaling.{scaling}')}", "", *_prose(doc)]
     return [*lines, "", *_picture(which, source, given, scaling)]
 
@@ -149,7 +144,7 @@ class Source:
 def read_source(which: EncodingInfo) -> Source:
     """The docstring and options of a class, parsed from its file: importing it would import torch."""
     tree = _module(which.module)
-    found = _class(tree, which.class_name) or _function(tree, which.class_name)
+    found = _definition(tree, which.class_name)
     if found is None:
         raise OptionError(f"posenc.{which.class_name} is not in {which.module}")
     options, defaults = [], {}
@@ -172,12 +167,10 @@ def _module(name: str) -> ast.Module:
     return ast.parse(source)
 
 
-def _class(tree: ast.Module, name: str) -> ast.ClassDef | None:
-    return next((node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name), None)
-
-
-def _function(tree: ast.Module, name: str) -> ast.FunctionDef | None:
-    return next((node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name), None)
+def _definition(tree: ast.Module | ast.ClassDef, name: str) -> ast.ClassDef | ast.FunctionDef | None:
+    """The class or function of this name."""
+    found = (node for node in tree.body if isinstance(node, (ast.ClassDef, ast.FunctionDef)))
+    return next((node for node in found if node.name == name), None)
 
 
 def _spelled_out(tree: ast.Module, module: str, annotation: ast.expr) -> ast.expr:
@@ -193,24 +186,19 @@ def _spelled_out(tree: ast.Module, module: str, annotation: ast.expr) -> ast.exp
     return annotation
 
 
-def _arguments(
-    tree: ast.Module, node: ast.ClassDef | ast.FunctionDef
-) -> list[tuple[str, ast.expr | None, ast.expr | None]]:
-    """(name, annotation, default) of each argument of a function, or of the class's __init__, or of its nearest base in the
-    same file."""
+Argument = tuple[str, ast.expr | None, ast.expr | None]
+"""Name, annotation and default."""
+
+
+def _arguments(tree: ast.Module, node: ast.ClassDef | ast.FunctionDef) -> list[Argument]:
+    """The arguments of a function, or of the class's __init__, or of its nearest base in the same file."""
     if isinstance(node, ast.FunctionDef):
-        return _arguments_of(node.args, node.args.args)
-    for item in node.body:
-        if isinstance(item, ast.FunctionDef) and item.name == "__init__":
-            return _arguments_of(item.args, item.args.args[1:])
+        given, plain = node.args, [one for one in node.args.args if one.arg != "self"]
+        padded = [None] * (len(plain) - len(given.defaults)) + list(given.defaults)
+        pairs = [*zip(plain, padded), *zip(given.kwonlyargs, given.kw_defaults)]
+        return [(argument.arg, argument.annotation, default) for argument, default in pairs]
+    found = _definition(node, "__init__")
     for base in node.bases:
-        parent = _class(tree, base.id) if isinstance(base, ast.Name) else None
-        if parent is not None:
-            return _arguments(tree, parent)
-    return []
-
-
-def _arguments_of(a: ast.arguments, plain: list[ast.arg]) -> list[tuple[str, ast.expr | None, ast.expr | None]]:
-    padded = [None] * (len(plain) - len(a.defaults)) + list(a.defaults)
-    pairs = [*zip(plain, padded), *zip(a.kwonlyargs, a.kw_defaults)]
-    return [(argument.arg, argument.annotation, default) for argument, default in pairs]
+        if found is None and isinstance(base, ast.Name):
+            found = _definition(tree, base.id)
+    return [] if found is None else _arguments(tree, found)

@@ -152,11 +152,7 @@ def chart(
         drawn = "".join(colour(chr(0x2800 + c), o) if c else " " for c, o in zip(cells[y], owner[y]))
         tag = "  ".join(colour(names[n], n) for n in tags[y])
         lines.append(f"{marks.get(y, ''):>{margin}} {dim('│')}{drawn} {tag}".rstrip())
-    return [
-        *lines,
-        " " * (margin + 1) + dim("└" + "─" * columns),
-        " " * (margin + 2) + _axis(*axis, columns),
-    ]
+    return [*lines, " " * (margin + 1) + dim("└" + "─" * columns), " " * (margin + 2) + _axis(*axis, columns)]
 
 
 def _at(curve: Sequence[float], fraction: float) -> float:

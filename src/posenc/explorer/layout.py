@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from functools import wraps
 from html import escape
+from itertools import chain
 from typing import Any, TypeVar
 
 # Set before gradio is imported: no telemetry, and no network access.
@@ -115,9 +116,7 @@ def _events(component: Any) -> list[Any]:
     """
     if isinstance(component, gr.Textbox):
         return [component.change]
-    if isinstance(component, gr.Number):
-        return [component.input, component.blur]
-    return [component.input]
+    return [component.input, *([component.blur] if isinstance(component, gr.Number) else [])]
 
 
 Result = TypeVar("Result")
@@ -144,12 +143,12 @@ def inside_event_loop(make: Callable[..., Result]) -> Callable[..., Result]:
 def build_blocks(language: str) -> tuple[gr.Blocks, dict[str, PageLayout]]:
     """(the Gradio application in one language, its pages by key)."""
     words = LANGUAGES[language]
-    other = "zh" if language == "en" else "en"
+    other, tags = "zh" if language == "en" else "en", {"en": "en", "zh": "zh-CN"}
     with gr.Blocks(title=words("title"), analytics_enabled=False, fill_width=True) as demo:
         gr.HTML(
-            f'<header class="top" data-pages="{" ".join(PAGES)}" data-language="{"en" if other == "zh" else "zh-CN"}"><a class="skip" href="#main-tabs">{escape(words("skip"))}</a>'
+            f'<header class="top" data-pages="{" ".join(PAGES)}" data-language="{tags[language]}"><a class="skip" href="#main-tabs">{escape(words("skip"))}</a>'
             f"<h1>{escape(words('title'))}</h1><p>{escape(words('subtitle'))}</p>"
-            f'<a class="switch" lang="{"zh-CN" if other == "zh" else "en"}" href="{PATHS[other].rstrip("/")}/" '
+            f'<a class="switch" lang="{tags[other]}" href="{PATHS[other].rstrip("/")}/" '
             f'aria-label="{escape(words("switch label"))}" '
             f"onclick=\"posenc.chooseLanguage(this, '{other}')\">"
             f"{escape(words('switch'))}</a></header>"
@@ -165,13 +164,11 @@ def build_blocks(language: str) -> tuple[gr.Blocks, dict[str, PageLayout]]:
 
         def load(request: gr.Request) -> list[Any]:
             """Select the page of the URL and restore its controls."""
-            key = request.query_params.get("view")
-            updates: list[Any] = [gr.Tabs(selected=key if key in PAGES else "gallery")]
-            for one in built.values():
-                updates += one.restore(str(request.query_params)) if one.page.key == key else one.unchanged()
-            return updates
+            wanted, query = request.query_params.get("view"), str(request.query_params)
+            restored = [one.restore(query) if key == wanted else one.unchanged() for key, one in built.items()]
+            return [gr.Tabs(selected=wanted if wanted in PAGES else "gallery"), *chain(*restored)]
 
-        everything = [component for one in built.values() for component in one.controls.components]
+        everything = chain(*(one.controls.components for one in built.values()))
         loaded = demo.load(load, None, [tabs, *everything], **SERVER_EVENT)
         for key, one in built.items():
             on_restored = f"(...values) => posenc.restored('{key}', values)"

@@ -17,7 +17,7 @@ from __future__ import annotations
 import base64
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -89,7 +89,7 @@ def subplots(panels: Sequence[Panel], *, columns: int = 2, height: int = 380, wi
             x_axis, y_axis = layout[f"xaxis{suffix}"], layout[f"yaxis{suffix}"]
             x_axis["title"]["text"] = wrap(panel.x_label, int(frame.across / 6.4))
             y_axis["title"]["text"] = wrap(panel.y_label, int((box.top - box.bottom) * whole / 6.4))
-            if column and _shares_y_title(panel, row[column - 1]):
+            if column and panel.y_label == row[column - 1].y_label:
                 y_axis["title"]["text"] = ""
                 y_axis["showticklabels"] = not _shares_tokens(panel, row[column - 1])
         top += frame.height
@@ -173,7 +173,7 @@ def _frame(row: Sequence[Panel], width: int, height: int) -> Frame:
     """The frame of panels in one row, each about `width` pixels wide."""
     bars, lefts = _bars(row), []
     for number, panel in enumerate(row):
-        shares = number > 0 and _shares_y_title(panel, row[number - 1])
+        shares = number > 0 and panel.y_label == row[number - 1].y_label
         tokens = panel.labels[0] if isinstance(panel, Heat) and panel.labels else ()
         if number and _shares_tokens(panel, row[number - 1]):
             lefts.append(14)
@@ -186,9 +186,9 @@ def _frame(row: Sequence[Panel], width: int, height: int) -> Frame:
     titles = [wrap(panel.title, int((across + right - 14) / 7.3)) for panel, right in zip(row, rights)]
     legends = []
     for number, panel in enumerate(row):
-        shared = any(isinstance(other, Lines) and _same_curves(other, panel) for other in row[:number])
-        several = isinstance(panel, Lines) and len(panel.series) > 1 and not shared
-        legends.append(_legend_lines(panel, across + 14) if several and isinstance(panel, Lines) else [])
+        shared = any(_same_curves(other, panel) for other in row[:number])
+        own = isinstance(panel, Lines) and len(panel.series) > 1 and not shared
+        legends.append(_legend_lines(panel.series, across + 14) if own else [])
     above = max(
         10 + TITLE_LINE * (title.count("<br>") + 1) + LEGEND_LINE * len(lines) for title, lines in zip(titles, legends)
     )
@@ -208,24 +208,19 @@ def _has_long_tokens(panel: Panel) -> bool:
     return isinstance(panel, Heat) and panel.labels is not None and max(map(columns_of, panel.labels[1])) > 2
 
 
-def _shares_y_title(panel: Panel, before: Panel) -> bool:
-    """Whether the y axis of the panel on the left says the same."""
-    return before.y_label == panel.y_label
-
-
 def _shares_tokens(panel: Panel, before: Panel) -> bool:
     both = isinstance(panel, Heat) and isinstance(before, Heat)
-    return both and panel.labels is not None and panel.labels == before.labels and _shares_y_title(panel, before)
+    return both and panel.labels is not None and panel.labels == before.labels and panel.y_label == before.y_label
 
 
 def _same_curves(panel: Panel, other: Panel) -> bool:
     return isinstance(panel, Lines) and isinstance(other, Lines) and list(panel.series) == list(other.series)
 
 
-def _legend_lines(panel: Lines, across: int) -> list[int]:
+def _legend_lines(names: Iterable[str], across: int) -> list[int]:
     """How many entries each line of a legend has, if it is `across` pixels wide: an entry is a line and a name."""
     lines, room = [0], across
-    for name in panel.series:
+    for name in names:
         width = 52 + 7 * columns_of(name)
         if lines[-1] and width > room:
             lines, room = [*lines, 0], across
@@ -237,13 +232,9 @@ def _legend_lines(panel: Lines, across: int) -> list[int]:
 def _bars(row: Sequence[Panel]) -> list[bool]:
     """Whether each panel of a row has a colour bar; a panel shares that of an equal neighbour on its right."""
 
-    def same(panel: Heat, other: Panel) -> bool:
-        return isinstance(other, Heat) and (other.limits, other.unit) == (panel.limits, panel.unit)
-
+    scales = [(panel.limits, panel.unit) if isinstance(panel, Heat) else None for panel in row]
     return [
-        isinstance(panel, Heat)
-        and panel.colour_bar
-        and not any(same(panel, other) for other in row[number + 1 : number + 2])
+        isinstance(panel, Heat) and panel.colour_bar and scales[number] not in scales[number + 1 : number + 2]
         for number, panel in enumerate(row)
     ]
 
@@ -288,11 +279,8 @@ def _lines(panel: Lines, suffix: str, box: Box, data: list, layout: dict[str, An
             "line": {"color": colour, "width": 2, "dash": dash, "shape": "hvh" if panel.steps else "linear"},
         }  # fmt: skip
         if panel.signed_log_y:
-            trace |= {
-                "y": _encode(_signed_log(y)),
-                "customdata": _encode(y),
-                "hovertemplate": "%{x}: %{customdata:.4g}",
-            }
+            hover = "%{x}: %{customdata:.4g}"
+            trace |= {"y": _encode(_signed_log(y)), "customdata": _encode(y), "hovertemplate": hover}
         data.append(trace)
     for axis, log in (("xaxis", panel.log_x), ("yaxis", panel.log_y)):
         if log:

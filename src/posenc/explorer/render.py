@@ -106,7 +106,7 @@ def render_state(
     """The view of a page's state, for a window of this width."""
     try:
         view = page.draw(state, words, coarse=coarse)
-        plots = [as_json(figure) for figure in _figures(view, width)]
+        plots = _plots(view, width)
     except ValueError as error:
         return error_response(error, words)
     except Exception as error:
@@ -132,11 +132,12 @@ def to_json_bytes(response: ViewData) -> bytes:
     return json.dumps(response, ensure_ascii=False).encode("utf-8", "replace")
 
 
-def _figures(view: View, width: int) -> list[dict[str, Any]]:
+def _plots(view: View, width: int) -> list[str]:
     drawn = []
     for f in view.figures:
         draw, least = (mosaic, MOSAIC_WIDTH) if f.mosaic else (subplots, PANEL_WIDTH)
-        drawn.append(draw(f.panels, columns=max(1, min(f.columns, width // least)), height=f.height, width=width))
+        columns = max(1, min(f.columns, width // least))
+        drawn.append(as_json(draw(f.panels, columns=columns, height=f.height, width=width)))
     return drawn
 
 

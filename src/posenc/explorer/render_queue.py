@@ -22,12 +22,8 @@ from typing import Any
 
 from .render_worker import LAST, MEMORY, SECONDS, receive, send
 
-MAX_PENDING = 8
-"""Requests in the queue, including the one in progress; an open page sends one at a time."""
 TIMEOUT = 90.0
 """Wall-clock seconds until a process that does not respond is killed; the process itself limits its CPU time."""
-GRACE = 3.0
-"""Seconds between cancelling a drawing and killing its process if it reaches no checkpoint."""
 
 
 class QueueFull(Exception):
@@ -47,11 +43,13 @@ class Job:
 
 
 class RenderQueue:
-    def __init__(
-        self, *, max_pending: int = MAX_PENDING, seconds: float = SECONDS, memory: int = MEMORY,
-        timeout: float = TIMEOUT, grace: float = GRACE,
-    ):  # fmt: skip
-        self.max_pending, self.timeout, self.grace = max_pending, timeout, grace
+    max_pending = 8
+    """Requests in the queue, including the one in progress; an open page sends one at a time."""
+    grace = 3.0
+    """Seconds between cancelling a drawing and killing its process if it reaches no checkpoint."""
+
+    def __init__(self, *, seconds: float = SECONDS, memory: int = MEMORY, timeout: float = TIMEOUT):
+        self.timeout = timeout
         self.limits = str(seconds), str(memory)
         self.pending = 0
         self._thread = ThreadPoolExecutor(1, "posenc-render")
@@ -72,7 +70,7 @@ class RenderQueue:
             return work.result()
         finally:
             self._cancel(job)
-            work.add_done_callback(lambda _: self._finished())
+            work.add_done_callback(self._finished)
 
     def start(self) -> None:
         """Start the process, so that its libraries are imported before the first request."""
@@ -83,7 +81,7 @@ class RenderQueue:
         if self._process is not None:
             self._kill(self._process)
 
-    def _finished(self) -> None:
+    def _finished(self, _: object) -> None:
         self.pending -= 1
 
     def _ensure_process(self) -> subprocess.Popen[bytes]:
@@ -128,6 +126,7 @@ class RenderQueue:
 
     def _cancel(self, job: Job) -> None:
         """Cancel a drawing that is not done yet."""
+        has_signals = hasattr(signal, "SIGUSR1")
         with self._lock:
             if job.done or job.cancelled:
                 return
@@ -135,14 +134,14 @@ class RenderQueue:
             process = job.process
             if process is None:
                 return
-            if hasattr(signal, "SIGUSR1"):
+            if has_signals:
                 process.send_signal(signal.SIGUSR1)
 
         def kill() -> None:
             if not job.done:
                 process.kill()
 
-        timer = threading.Timer(self.grace if hasattr(signal, "SIGUSR1") else 0.0, kill)
+        timer = threading.Timer(self.grace if has_signals else 0.0, kill)
         timer.daemon = True
         timer.start()
 

@@ -85,12 +85,8 @@ def create_app() -> FastAPI:
             page = PAGES[given["view"]]
             table = given.get("table", "1")
             number = int(table) if table.isascii() and table.isdigit() and len(table) < 6 else -1
-            wanted = {
-                "page": page.key,
-                "language": words("language"),
-                "state": page.complete(given, words),
-                "export": number or -1,
-            }
+            state = page.complete(given, words)
+            wanted = {"page": page.key, "language": words("language"), "state": state, "export": number or -1}
             result = json.loads(await queue.render(wanted, request.is_disconnected) or b"{}")
         except (ValueError, KeyError) as error:
             return PlainTextResponse(str(error), status_code=400)

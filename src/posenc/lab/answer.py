@@ -58,10 +58,9 @@ def at_training_length(results: Results, task: dict[str, Any], words: Words) -> 
 
 
 def past_it(results: Results, task: dict[str, Any], words: Words) -> Answer:
-    stronger = evidence.stronger_than(results) if metric_of(task) == "loss" else None
-    own = _holders(results, task)
+    stronger, own = evidence.stronger_than(results), _holders(results, task)
     if stronger is not None:
-        answer = _past_it_there(results, task, own, stronger, words)
+        answer = _past_it_there(results, task, own, *stronger, words)
     else:
         answer = _past_it_here(results, task, own, words)
     return Answer(answer.bold, words.join(answer.more, *_other_tasks(results, task, words)))
@@ -70,10 +69,9 @@ def past_it(results: Results, task: dict[str, Any], words: Words) -> Answer:
 def how_sure(results: Results, task: dict[str, Any], words: Words) -> Answer | None:
     if not any(s.far for s in verdict.standings(results, task)):
         return None
-    stronger = evidence.stronger_than(results) if metric_of(task) == "loss" else None
-    more = []
+    stronger, more = evidence.stronger_than(results), []
     if stronger is not None:
-        bold = _sure_of_order(stronger, evidence.text_task(stronger) or {}, words, "sure stronger")
+        bold = _sure_of_order(*stronger, words, "sure stronger")
         more += [words("chance"), _seeds_here(results, task, words)]
     elif task["seeds"] == 1:
         bold = _sure_with_one_seed(results, task, words)
@@ -83,7 +81,7 @@ def how_sure(results: Results, task: dict[str, Any], words: Words) -> Answer | N
     if results.experiment.get("published"):
         more.append(_published(results, words, "published agrees"))
     elif stronger is not None:
-        more.append(_published(stronger, words, "published agrees stronger"))
+        more.append(_published(stronger[0], words, "published agrees stronger"))
     return Answer(bold, words.join(*more))
 
 
@@ -94,7 +92,7 @@ def limits(results: Results, words: Words) -> str:
     stronger = evidence.stronger_than(results)
     if stronger is None:
         return words("limits", source=source(results, words))
-    return words("limits stronger", theirs=source(stronger, words), ours=source(results, words))
+    return words("limits stronger", theirs=source(stronger[0], words), ours=source(results, words))
 
 
 # ---- parts --------------------------------------------------------------------------------------------------------
@@ -115,21 +113,17 @@ def _past_it_here(results: Results, task: dict[str, Any], own: list[Standing], w
 
 
 def _past_it_there(
-    results: Results, task: dict[str, Any], own: list[Standing], stronger: Results, words: Words
+    results: Results, task: dict[str, Any], own: list[Standing], stronger: Results, theirs: dict[str, Any], words: Words
 ) -> Answer:
     """The stronger run's verdict, and whether this run agrees."""
-    theirs = evidence.text_task(stronger)
-    assert theirs is not None
     ranked = verdict.standings(stronger, theirs)
     hold = [s for s in ranked if s.outcome == "holds"]
     best = hold[0] if hold else ranked[0]
-    values = {
-        "gpu": gpu(stronger), "from_": theirs["train"], "to": length(theirs, max(theirs["test"]), words),
-        "best": best.encoding, "change": best.change,
-    }  # fmt: skip
+    key = "far stronger none" if not hold else "far stronger" if len(hold) > 1 else "far stronger alone"
     bold = words(
-        "far stronger none" if not hold else "far stronger" if len(hold) > 1 else "far stronger alone", **values
-    )
+        key, gpu=gpu(stronger), from_=theirs["train"], to=length(theirs, max(theirs["test"]), words),
+        best=best.encoding, change=best.change,
+    )  # fmt: skip
     outcome = {s.encoding: s.outcome for s in ranked}
     here = length(task, max(task["test"]), words)
     contradicted = [s.encoding for s in own if outcome.get(s.encoding, "holds") != "holds"]
@@ -155,12 +149,8 @@ def _reasons(
     results: Results, task: dict[str, Any], stronger: Results, theirs: dict[str, Any], words: Words
 ) -> list[str]:
     """Why the stronger run is stronger."""
-    found = [
-        words(
-            "reason parameters", times=_parameters(stronger, theirs) / _parameters(results, task),
-            parameters=parameters(stronger, theirs, words),
-        )
-    ]  # fmt: skip
+    times = _parameters(stronger, theirs) / _parameters(results, task)
+    found = [words("reason parameters", times=times, parameters=parameters(stronger, theirs, words))]
     more = evidence.trained_bytes(theirs) / evidence.trained_bytes(task)
     if more > 1.5:
         found.append(words("reason data", times=more))
@@ -188,9 +178,8 @@ def _other_tasks(results: Results, main: dict[str, Any], words: Words) -> list[s
         failed = [s.encoding for s in ranked if s.outcome == "not learnt"]
         groups = [words.number_of("group holds", hold) if hold else words("group nobody")]
         groups += [words.number_of("group not learnt", failed)] if failed else []
-        found.append(
-            words("other tasks", task=task["task"], what=what(task, words), groups=words("semicolon").join(groups))
-        )
+        shown = words("semicolon").join(groups)
+        found.append(words("other tasks", task=task["task"], what=what(task, words), groups=shown))
     if len(others) > OTHER_TASKS:
         found.append(words("more tasks", count=len(others) - OTHER_TASKS))
     return found
@@ -268,12 +257,8 @@ def source(results: Results, words: Words) -> str:
     """The text that the models were trained on."""
     name = str(results.experiment.get("text", {}).get("source") or "")
     if name == "the Python standard library":
-        version = str(results.machine.get("python") or "")
-        return (
-            words("standard library", python=".".join(version.split(".")[:2]))
-            if version
-            else words("standard library ?")
-        )
+        version = str(results.machine.get("python") or "").split(".")
+        return words("standard library", python=".".join(version[:2])) if version[0] else words("standard library ?")
     return name or words("unknown text")
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -114,9 +114,7 @@ def rope_depends_on_distance_only(_: Measured) -> Finding:
 def t5_near_is_exact(_: Measured) -> Finding:
     exact = {}
     for causal in (True, False):
-        encoding = posenc.create("t5", heads=1, causal=causal)
-        index = encoding.index
-        rows = index.lookup(-torch.arange(200)).tolist()
+        rows = posenc.create("t5", heads=1, causal=causal).index.lookup(-torch.arange(200)).tolist()
         exact[causal] = next(d for d in range(199) if rows[d] == rows[d + 1]) - 1
     return Finding(
         f"32 buckets to 128: distances 0 to {exact[True]} have a bucket each in a causal model, 0 to {exact[False]} to "
@@ -136,14 +134,18 @@ def sinusoidal_extrapolates(m: Measured) -> Finding:
     )
 
 
+def _judge(number: int, of: int) -> str:
+    """The verdict on a claim that holds for `number` of its cases."""
+    return "true" if number == of else "partly" if number else "false"
+
+
 def relative_extrapolates(m: Measured) -> Finding:
     relative = ("alibi", "clipped", "shaw", "t5:max_distance=32", "t5", "rope")
     hold = [s for s in relative if m.change(s) <= CLEARLY]
     lose = [s for s in relative if m.change(s) > CLEARLY]
-    verdict = "true" if not lose else "false" if not hold else "partly"
     return Finding(
         f"all depend on the distance only; loss at 1 × → 4 ×: {m.describe_change(*relative)}",
-        verdict,
+        _judge(len(hold), len(relative)),
         f"{', '.join(hold) or 'none'} hold and {', '.join(lose) or 'none'} lose: a distance beyond "
         "training must act like one within it",
     )
@@ -162,11 +164,10 @@ def rope_extends(m: Measured) -> Finding:
     plain = m.loss("rope", 4)
     better = [s for s in EXTENDED if m.loss(s, 4) < plain - CLEARLY]
     whole = [s for s in EXTENDED if m.loss(s, 4) <= m.loss("rope", 1) + CLEARLY]
-    losses = ", ".join(f"{s} {m.loss(s, 1):.2f} → {m.loss(s, 4):.2f}" for s in EXTENDED)
-    verdict = "true" if len(better) == len(EXTENDED) else "false" if not better else "partly"
     return Finding(
-        f"the same weights, no fine-tuning, loss at 1 × → 4 ×: {losses}; plain RoPE {m.loss('rope', 1):.2f} → {plain:.2f}",
-        verdict,
+        f"the same weights, no fine-tuning, loss at 1 × → 4 ×: {m.describe_change(*EXTENDED)}; "
+        f"plain RoPE {m.loss('rope', 1):.2f} → {plain:.2f}",
+        _judge(len(better), len(EXTENDED)),
         f"better than plain RoPE at 4 ×: {', '.join(better) or 'none'}; as good as at the training length: "
         f"{', '.join(whole) or 'none'}. Fixed factors cost something at short lengths, dynamic NTK nothing",
     )
@@ -188,18 +189,12 @@ def fast_pairs_are_local(m: Measured) -> Finding:
     head_dim = m.task()["width"] // m.task()["heads"]
     w = posenc.create("rope", head_dim=head_dim).frequencies()
     full = sum(x * length >= 2 * math.pi for x in w)
-    losses = {name: _text_loss(m, scaling) for name, scaling in (
-        ("all", None), ("fast", Half(fast=True)), ("slow", Half(fast=False)),
-    )}  # fmt: skip
+    whole, fast, slow = (_text_loss(m, scaling) for scaling in (None, Half(fast=True), Half(fast=False)))
     return Finding(
         f"wavelengths grow from {2 * math.pi / w[0]:.1f} to {2 * math.pi / w[-1]:.0f} tokens, {full} of {len(w)} pairs "
-        f"make a full rotation within {length} tokens; loss {losses['all']:.2f} with all pairs, {losses['fast']:.2f} with the fast "
-        f"half only, {losses['slow']:.2f} with the slow half only",
-        "false"
-        if losses["fast"] > losses["slow"]
-        else "true"
-        if losses["fast"] - losses["all"] > CLEARLY
-        else "partly",
+        f"make a full rotation within {length} tokens; loss {whole:.2f} with all pairs, {fast:.2f} with the fast "
+        f"half only, {slow:.2f} with the slow half only",
+        "false" if fast > slow else "true" if fast - whole > CLEARLY else "partly",
         "true of wavelengths; how much the slow pairs carry depends on how far they rotate within the training length",
     )
 
@@ -273,7 +268,7 @@ def measure(out: Path, *, text: str | None = None, jobs: int | None = None) -> l
         Store(out),
         corpus.read(text),
     )
-    return [{"claim": claim, **finding._asdict()} for claim, finding in ((c, test(measured)) for c, test in CLAIMS)]
+    return [{"claim": claim, **test(measured)._asdict()} for claim, test in CLAIMS]
 
 
 INTRODUCTION = """# Textbook claims, tested
@@ -311,8 +306,7 @@ def larger_models() -> list[str]:
 def as_markdown(verdicts: list[dict[str, str]], about: str) -> str:
     """The page docs/claims.md."""
     lines = [INTRODUCTION, "", "| claim | measured | verdict |", "| --- | --- | --- |"]
-    for entry in verdicts:
-        lines.append(f"| {entry['claim']} | {entry['evidence']} | **{entry['verdict']}**: {entry['why']} |")
+    lines += ["| {claim} | {evidence} | **{verdict}**: {why} |".format(**entry) for entry in verdicts]
     return "\n".join([*lines, "", about, *larger_models(), ""])
 
 
@@ -327,18 +321,16 @@ def as_text(verdicts: list[dict[str, str]]) -> str:
     return "\n".join(lines)
 
 
-def measured_text(file: str | None) -> str:
-    return "the Python standard library's source" if file is None else Path(file).name
-
-
 def write_all(out: Path, *, text: str | None = None, jobs: int | None = None) -> int:
     """Measure every claim, write claims.json and claims.md, print them."""
     verdicts = measure(out, text=text, jobs=jobs)
-    task = asdict(text_experiment())["tasks"][0]
+    task, source = (
+        text_experiment().tasks[0],
+        "the Python standard library's source" if text is None else Path(text).name,
+    )
     about = (
-        f"Text: models of {task['layers']} layers and width {task['width']}, trained at {task['train']} bytes of "
-        f"{measured_text(text)} for {task['steps']} steps of {task['batch']} windows; losses in nats per byte. "
-        "One seed each: differences of a few hundredths are not significant."
+        f"Text: models of {task.layers} layers and width {task.width}, trained at {task.train} bytes of {source} for {task.steps} steps "
+        f"of {task.batch} windows; losses in nats per byte. One seed each: differences of a few hundredths are not significant."
     )
     write(out / "claims.json", json.dumps(verdicts, indent=1).encode())
     write(out / "claims.md", as_markdown(verdicts, about).encode())

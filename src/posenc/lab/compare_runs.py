@@ -21,6 +21,10 @@ class Row(NamedTuple):
     b: Mean
 
     @property
+    def change(self) -> str:
+        return f"{self.b.value - self.a.value:+.3f}"
+
+    @property
     def differs(self) -> bool | None:
         """Whether the difference exceeds both confidence intervals; None if a run has one seed."""
         if self.a.half is None or self.b.half is None:
@@ -46,22 +50,16 @@ def rows(a: Results, b: Results) -> list[Row]:
 
 
 def settings_that_differ(a: Results, b: Results, words: Words = ENGLISH) -> list[str]:
-    found = []
+    pairs: dict[str, tuple[object, object]] = {}
     others = {task["task"]: task for task in b.tasks()}
     for task in a.tasks():
         other = others.get(task["task"], {})
-        found += [
-            words("two values", name=f"{task['task']} {name}", a=task[name], b=other[name])
-            for name in task
-            if name not in ("encodings", "test") and name in other and other[name] != task[name]
-        ]
+        shared = [name for name in task if name in other and name not in ("encodings", "test")]
+        pairs |= {f"{task['task']} {name}": (task[name], other[name]) for name in shared}
     for name in ("device", "precision", "engine"):
-        if a.experiment.get(name) != b.experiment.get(name):
-            found.append(words("two values", name=name, a=a.experiment.get(name), b=b.experiment.get(name)))
-    texts = [run.experiment.get("text", {}).get("source") for run in (a, b)]
-    if texts[0] != texts[1]:
-        found.append(words("two values", name="text", a=texts[0], b=texts[1]))
-    return found
+        pairs[name] = a.experiment.get(name), b.experiment.get(name)
+    pairs["text"] = a.experiment.get("text", {}).get("source"), b.experiment.get("text", {}).get("source")
+    return [words("two values", name=name, a=one, b=two) for name, (one, two) in pairs.items() if one != two]
 
 
 def answers(found: list[Row], words: Words = ENGLISH) -> tuple[str, str]:
@@ -69,9 +67,7 @@ def answers(found: list[Row], words: Words = ENGLISH) -> tuple[str, str]:
     if not found:
         return words("nothing common"), ""
     largest = max(found, key=lambda row: abs(row.b.value - row.a.value))
-    first = words(
-        "largest change", encoding=largest.encoding, task=largest.task, size=largest.size, a=largest.a, b=largest.b
-    )
+    first = words("largest change", **largest._asdict())
     known = [row.differs for row in found if row.differs is not None]
     return first, words("beyond", count=sum(known), total=len(known)) if known else words("beyond unknown")
 
@@ -83,10 +79,8 @@ def as_text(a: Results, b: Results, names: list[str], words: Words = ENGLISH) ->
     wide = max((columns(row.encoding) for row in found), default=0)
     for row in found:
         mark = f"  {words('differs')}" if row.differs else ""
-        listed.append(
-            f"  {row.task:<10} {pad(row.encoding, wide)} {row.size:>6}  {row.a!s:>16} {row.b!s:>16}  "
-            f"{row.b.value - row.a.value:+.3f}{mark}"
-        )
+        name = pad(row.encoding, wide)
+        listed.append(f"  {row.task:<10} {name} {row.size:>6}  {row.a!s:>16} {row.b!s:>16}  {row.change}{mark}")
     return printable("\n".join([*listed, *filter(None, answers(found, words))]))
 
 
@@ -112,29 +106,17 @@ def _body(a: Results, b: Results, names: list[str], words: Words) -> list[Markup
         drawn = []
         for encoding in encodings:
             points = sorted((row for row in own if row.encoding == encoding), key=lambda row: row.size)
-            for label, dash, values in (
-                ("A", "", [r.a.value for r in points]),
-                ("B", "6 4", [r.b.value for r in points]),
-            ):
-                style = styles[encoding]._replace(dash=dash)
-                name = f"{labels[encoding]} {label}"
-                drawn.append(svg.Line(f"{encoding} {label}", [r.size for r in points], values, style, label=name))
+            for run, dash in (("A", ""), ("B", "6 4")):
+                values = [getattr(row, run.lower()).value for row in points]
+                style, label = styles[encoding]._replace(dash=dash), f"{labels[encoding]} {run}"
+                drawn.append(svg.Line(f"{encoding} {run}", [row.size for row in points], values, style, label=label))
         settings = next(t for t in a.tasks() if t["task"] == task)
         metric = metric_of(settings)
-        panels.append(
-            svg.draw(
-                svg.Panel(
-                    task, words("bytes axis" if metric == "loss" else "size axis"), words(f"{metric} axis"), drawn,
-                    ticks=sorted({r.size for r in own}),
-                )
-            )
-        )  # fmt: skip
+        x_axis, sizes = words("bytes axis" if metric == "loss" else "size axis"), sorted({row.size for row in own})
+        panels.append(svg.draw(svg.Panel(task, x_axis, words(f"{metric} axis"), drawn, ticks=sizes)))
         listed = [
-            (
-                row.encoding, row.size, row.a, row.b,
-                f"{row.b.value - row.a.value:+.3f}{' ' + words('differs') if row.differs else ''}",
-            )
+            (row.encoding, row.size, row.a, row.b, f"{row.change} {words('differs')}" if row.differs else row.change)
             for row in own
-        ]  # fmt: skip
+        ]
         tables += [tag("h2", task), table((words("encoding"), words("length"), "A", "B", "B − A"), listed)]
     return [*parts, tag("div", *panels, class_="panels"), fold(words("every result"), *tables)]

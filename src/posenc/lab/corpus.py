@@ -79,19 +79,18 @@ def from_folder(root: Path) -> Corpus:
         if texts and size > MAX_BYTES:
             break
         texts.append(text)
-    if sum(map(len, texts)) < LEAST:
+    if (found := sum(map(len, texts))) < LEAST:
         raise LabError(
-            f"{root} has {sum(map(len, texts))} bytes of text in {len(texts)} files; a text needs some hundred thousand: "
+            f"{root} has {found} bytes of text in {len(texts)} files; a text needs some hundred thousand: "
             "give --text a folder of text files, or one file"
         )
     if len(texts) >= HELD_OUT:
-        held = [n % HELD_OUT == HELD_OUT - 1 for n in range(len(texts))]
-        train, held_out = (b"\n".join(t for t, h in zip(texts, held) if h == part) for part in (False, True))
+        held = texts[HELD_OUT - 1 :: HELD_OUT]
+        known = [text for n, text in enumerate(texts) if n % HELD_OUT != HELD_OUT - 1]
     else:
         cuts = [len(text) - len(text) // HELD_OUT for text in texts]
-        train = b"\n".join(text[:cut] for text, cut in zip(texts, cuts))
-        held_out = b"\n".join(text[cut:] for text, cut in zip(texts, cuts))
-    return Corpus(train, held_out, f"{root.resolve().name or root}/", len(texts))
+        known, held = [text[:cut] for text, cut in zip(texts, cuts)], [text[cut:] for text, cut in zip(texts, cuts)]
+    return Corpus(b"\n".join(known), b"\n".join(held), f"{root.resolve().name or root}/", len(texts))
 
 
 def _files(root: Path, left_out: set[str], ending: str = "") -> list[Path]:

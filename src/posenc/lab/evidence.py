@@ -23,13 +23,13 @@ def strongest() -> Results:
     return Results(**validate.read_json(FILE, validate.RESULTS))
 
 
-def stronger_than(results: Results) -> Results | None:
-    """The strongest run, if it has clearly larger models than `results` and longer training texts."""
-    ours, theirs = text_task(results), text_task(strongest())
-    if ours is None or theirs is None or "width" not in ours:
+def stronger_than(results: Results) -> tuple[Results, dict[str, Any]] | None:
+    """The strongest run and its text task, if it has clearly larger models than `results` and longer training texts."""
+    ours, (strongest, theirs) = text_task(results), strongest_text()
+    if ours is None or "width" not in ours:
         return None
     larger = model_size(theirs) >= CLEARLY * model_size(ours) and theirs["train"] >= ours["train"]
-    return strongest() if larger else None
+    return (strongest, theirs) if larger else None
 
 
 def strongest_text() -> tuple[Results, dict[str, Any]]:

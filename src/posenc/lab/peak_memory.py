@@ -26,18 +26,17 @@ def reset(device: torch.device) -> None:
     except OSError:
         _before = -1
         return
-    _before = _status("VmRSS")
+    _before = process_bytes("VmRSS")
 
 
 def peak(device: torch.device) -> int | None:
     """Bytes since `reset`, or None if the system does not report them."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) - _before
-    return None if _before < 0 else max(0, _status("VmHWM") - _before)
+    return None if _before < 0 else max(0, process_bytes("VmHWM") - _before)
 
 
-def _status(field: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(field + ":"):
-            return int(line.split()[1]) * 1024
-    return 0
+def process_bytes(field: str) -> int:
+    """Linux: bytes of this process ("VmRSS"), or their peak ("VmHWM"); 0 if the system does not say."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:")), 0)

@@ -85,17 +85,15 @@ class Experiment:
     def trials(self, text: str = "") -> list[Trial]:
         """Every trial. Seeds vary slowest, so that every encoding has a first result early."""
         found: dict[str, Trial] = {}
-        plans = [
-            (t, seed, 1.0) for seed in range(max(t.seeds for t in self.tasks)) for t in self.tasks if seed < t.seeds
-        ]
+        most = max(t.seeds for t in self.tasks)
+        plans = [(t, seed, 1.0) for seed in range(most) for t in self.tasks if seed < t.seeds]
         plans += [(t, 0, times) for t in self.tasks for times in t.rates if times != 1.0]
         for settings, seed, times in plans:
             for trial in self._trials_of(settings, seed, times, text):
-                key = trial.training.key
-                if key in found:  # the same encoding with more tests
-                    tests = dict.fromkeys((*found[key].tests, *trial.tests))
-                    trial = replace(trial, tests=tuple(tests))
-                found[key] = trial
+                known = found.get(trial.training.key)
+                if known is not None:  # the same encoding with more tests
+                    trial = replace(trial, tests=tuple(dict.fromkeys((*known.tests, *trial.tests))))
+                found[trial.training.key] = trial
         return list(found.values())
 
     def _trials_of(self, t: TaskSettings, seed: int, times: float, text: str) -> list[Trial]:
@@ -203,9 +201,8 @@ def from_dict(content: dict[str, Any], name: str) -> Experiment:
             if missing:
                 raise LabError(f"preset {name}, task {given.get('task', '?')}: {', '.join(missing)} missing")
             checked: dict[str, Any] = {key: validate.TASK[key](key, value) for key, value in given.items()}
-            for key, value in checked.items():
-                checked[key] = tuple(value) if isinstance(value, list) else value
-            made.append(TaskSettings(**checked))
+            lists = {key: tuple(value) for key, value in checked.items() if isinstance(value, list)}
+            made.append(TaskSettings(**checked | lists))
     except LabError:
         raise
     except OptionError as error:
@@ -217,7 +214,5 @@ def from_dict(content: dict[str, Any], name: str) -> Experiment:
         raise LabError(f"preset {name} has {number} trials, encodings times seeds; at most {MAX_TRIALS} are possible")
     for t in made:
         create(t.task)
-    experiment = Experiment(
-        name=name, title=about.get("title", name), tasks=tuple(made), published=tuple(about.get("published", ()))
-    )
+    experiment = Experiment(name, about.get("title", name), tuple(made), published=tuple(about.get("published", ())))
     return experiment.on(about.get("device", "cpu"))

@@ -60,12 +60,11 @@ class Progress:
         metric = metric_of({"task": trial.training.task})
         found = []
         for testing in trial.tests:
-            record = self.store.get(trial.test_key(testing), "test.json")
-            scores = "  ".join(
-                f"{p['size']}: {p[metric]:.3f}" if metric in p else f"{p['size']}: {self.words('cannot run')}"
-                for p in (record or {"points": []})["points"]
-            )
-            found.append((trial.name(testing), scores))
+            record = self.store.get(trial.test_key(testing), "test.json") or {"points": []}
+            scores = {
+                p["size"]: f"{p[metric]:.3f}" if metric in p else self.words("cannot run") for p in record["points"]
+            }
+            found.append((trial.name(testing), "  ".join(f"{size}: {score}" for size, score in scores.items())))
         return found
 
     def print_step(self, event: Event) -> None:
@@ -73,10 +72,10 @@ class Progress:
 
     def print_trial(self, trial: Trial) -> None:
         """Print the results of a finished trial."""
-        for number, (encoding, scores) in enumerate(self.points(trial)):
-            count = f"[{self.done}/{self.number}]" if number == 0 else " " * (2 + len(f"{self.done}/{self.number}"))
-            seed = self.words("seed", seed=trial.training.seed)
+        count, seed = f"[{self.done}/{self.number}]", self.words("seed", seed=trial.training.seed)
+        for encoding, scores in self.points(trial):
             print(f"{count} {trial.training.task}  {encoding:<24} {seed}  {scores}  {self.remaining()}", flush=True)
+            count = " " * len(count)
 
     def remaining(self) -> str:
         return "" if self.left is None or self.share >= 1 else f"({self.words('left', time=clock(self.left))})"
@@ -107,14 +106,12 @@ class Live(Progress):
         self.draw()
 
     def print_trial(self, trial: Trial) -> None:
-        self.working.pop(trial.training.key, None)
         from rich.text import Text
 
+        self.working.pop(trial.training.key, None)
+        task, seed = (trial.training.task, "dim"), (self.words("seed", seed=trial.training.seed), "dim")
         for encoding, scores in self.points(trial):
-            seed = self.words("seed", seed=trial.training.seed)
-            self.console.print(
-                Text.assemble((trial.training.task, "dim"), "  ", (encoding, "bold"), "  ", (seed, "dim"), "  ", scores)
-            )
+            self.console.print(Text.assemble(task, "  ", (encoding, "bold"), "  ", seed, "  ", scores))
         self.draw()
 
     def draw(self) -> None:
@@ -146,11 +143,8 @@ def start(trials: list[Trial], done: int, store: Store, words: Words) -> Progres
 def spark(values: list[float]) -> str:
     """A curve in one line of text, its last 30 values."""
     finite = [v for v in values if v == v][-30:]
-    if not finite:
-        return ""
-    low, high = min(finite), max(finite)
-    top = len(SPARKS) - 1
-    return "".join(SPARKS[round((v - low) / (high - low) * top) if high > low else 0] for v in finite)
+    low, high, top = min(finite, default=0.0), max(finite, default=0.0), len(SPARKS) - 1
+    return "".join(SPARKS[round((v - low) / (high - low or 1.0) * top)] for v in finite)
 
 
 def clock(seconds: float) -> str:

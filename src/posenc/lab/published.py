@@ -52,13 +52,13 @@ def _losses(results: Results, encoding: str, sizes: list[int]) -> list[float | N
     """The loss at the tested length nearest to each published one, in multiples of the training length, which is the first; None
     where there is none within a quarter on a log scale."""
     task = text_task(results)
+    if task is None:
+        return [None] * len(sizes)
     found: list[float | None] = []
     for size in sizes:
-        point = None
-        if task is not None:
-            away = {tested: abs(math.log(tested * sizes[0] / (size * task["train"]))) for tested in task["test"]}
-            nearest = min(away, key=away.__getitem__)
-            point = results.point(task, encoding, nearest, "loss") if away[nearest] < 0.25 else None
+        away = {tested: abs(math.log(tested * sizes[0] / (size * task["train"]))) for tested in task["test"]}
+        nearest = min(away, key=away.__getitem__)
+        point = results.point(task, encoding, nearest, "loss") if away[nearest] < 0.25 else None
         found.append(point.value if isinstance(point, Mean) else None)
     return found
 
@@ -90,18 +90,14 @@ def sentence(name: str, results: Results, words: Words = ENGLISH) -> str:
     ]
     others = words("published others", names=words("comma").join(other)) if other else ""
     count = words("published count", title=title, agree=len(found) - len(other), found=len(found), others=others)
-    ranked = orders(name, results)
-    comma = words("comma")
+    ranked, comma = orders(name, results), words("comma")
     orderings = [
         words("published order", size=size, ours=comma.join(ours), theirs=comma.join(theirs))
         for size, theirs, ours in ranked
         if theirs != ours
     ]
-    if not orderings:
-        return words.join(count, words("published same order"))
-    return words.join(
-        count, words("published other order", count=len(orderings), lengths=len(ranked), orders="; ".join(orderings))
-    )
+    key = "published other order" if orderings else "published same order"
+    return words.join(count, words(key, count=len(orderings), lengths=len(ranked), orders="; ".join(orderings)))
 
 
 def as_html(name: str, results: Results, words: Words = ENGLISH) -> Markup:

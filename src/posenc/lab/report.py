@@ -81,7 +81,8 @@ def _body(results: Results, words: Words) -> list[Markup]:
     if evidence.stronger_than(results) is not None:
         parts += _stronger(words.language)
     parts.append(fold(words("details training"), *(_training(results, words))))
-    parts += [fold(words("details rates"), *found) for found in [_rates(results, words)] if found]
+    if rates := _rates(results, words):
+        parts.append(fold(words("details rates"), *rates))
     settings = {"experiment": results.experiment, "machine": results.machine}
     parts.append(fold(words("details settings"), tag("pre", json.dumps(settings, indent=1), tabindex=0)))
     return parts
@@ -130,7 +131,7 @@ def _table(results: Results, task: dict[str, Any], words: Words) -> Markup:
     rows, standings = [], verdict.standings(results, task)
     for s in standings:
         points = [results.point(task, s.encoding, size, metric) for size in sizes]
-        scores = [point if isinstance(point, Mean) else words("cannot run") if point else "–" for point in points]
+        scores = (_score(point, words) for point in points)
         rows.append([tag("td", summary.breakable(s.encoding)), summary.badge(s, words), *scores])
     verdict_head = tag("th", words("verdict"), class_="verdict")
     reasons = [
@@ -139,6 +140,10 @@ def _table(results: Results, task: dict[str, Any], words: Words) -> Markup:
         if s.reason
     ]
     return join([table([words("encoding"), verdict_head, *head], rows), *reasons])
+
+
+def _score(point: Mean | str | None, words: Words) -> str:
+    return str(point) if isinstance(point, Mean) else words("cannot run") if point else "–"
 
 
 def _every_step(results: Results, task: dict[str, Any], words: Words) -> list[Markup]:
@@ -153,13 +158,10 @@ def _every_step(results: Results, task: dict[str, Any], words: Words) -> list[Ma
         moved += [encoding] if "missing" not in outcomes and len(set(outcomes)) > 1 else []
     head = [cell for step in steps for cell in (tag("th", words("after steps", steps=step), class_="verdict"), "")]
     about = words("steps about", train=task["train"], far=max(task["test"]), last=steps[-1])
-    settled = (
-        words("steps moved", names=words.names(moved), before=steps[-2], last=steps[-1])
-        if moved
-        else words("steps settled", before=steps[-2], last=steps[-1])
+    settled = words(
+        "steps moved" if moved else "steps settled", names=words.names(moved), before=steps[-2], last=steps[-1]
     )
-    sentences = words.join(about, settled if known else "")
-    return [tag("p", sentences), table([words("encoding"), *head], rows)]
+    return [tag("p", words.join(about, settled if known else "")), table([words("encoding"), *head], rows)]
 
 
 def _sliding(results: Results, task: dict[str, Any], words: Words) -> str:
@@ -172,11 +174,10 @@ def _sliding(results: Results, task: dict[str, Any], words: Words) -> str:
             changes[encoding] = ends[1].value - ends[0].value
     if not changes:
         return ""
-    hold = [f"{encoding} ({change:+.3f})" for encoding, change in changes.items() if change <= verdict.HOLDS["loss"]]
-    lose = [
-        f"{encoding} {change:+.2f}"
-        for encoding, change in sorted(changes.items(), key=lambda one: one[1])
-        if change > verdict.HOLDS["loss"]
+    most = verdict.HOLDS["loss"]
+    hold = [f"{encoding} ({change:+.3f})" for encoding, change in changes.items() if change <= most]
+    lose = [f"{encoding} {changes[encoding]:+.2f}" for encoding in sorted(changes, key=changes.__getitem__)][
+        len(hold) :
     ]
     span = {"train": task["train"], "far": far}
     return words.join(
@@ -255,12 +256,9 @@ def as_text(
 ) -> str:
     """The tables for a terminal and, at the end, the answer, wrapped to `width` columns."""
     words = words or Words("en")
-    rows: list[str] = []
-    for task in results.tasks():
-        rows += ["", *_text_table(results, task, words)]
-    for name in results.experiment.get("published", ()):
-        rows += ["", published.as_text(name, results, words)]
-    rows = [printable("\n".join([*rows, "", words("answer")]))]
+    tables = ["\n".join(_text_table(results, task, words)) for task in results.tasks()]
+    tables += [published.as_text(name, results, words) for name in results.experiment.get("published", ())]
+    rows = [printable("\n\n".join(["", *tables, words("answer")])[1:])]
     for one in answer.answers(results, words):
         rows += [bold(line) for line in wrap(printable(one.bold), width, "  ")]
         rows += wrap(printable(one.more), width, "    ")
@@ -286,14 +284,14 @@ def _text_table(results: Results, task: dict[str, Any], words: Words) -> list[st
               seeds=answer.seeds(results, task, words))
     ]  # fmt: skip
     standings = verdict.standings(results, task)
-    wide = max([columns(s.encoding) for s in standings] + [columns(words("encoding"))])
-    tags = max([columns(words(s.outcome)) for s in standings] + [columns(words("verdict"))])
+    wide = max(map(columns, [words("encoding"), *(s.encoding for s in standings)]))
+    tags = max(map(columns, [words("verdict"), *(words(s.outcome) for s in standings)]))
     rows.append(f"  {pad(words('encoding'), wide)}  {pad(words('verdict'), tags)}" + "".join(f"{n:>16}" for n in sizes))
     for s in standings:
         row = f"  {pad(s.encoding, wide)}  {pad(words(s.outcome), tags)}"
         for n in sizes:
             point = results.point(task, s.encoding, n, metric)
-            text = str(point) if isinstance(point, Mean) else words("cannot run") if point else "–"
+            text = _score(point, words)
             row += " " * max(1, 16 - columns(text)) + text
         rows.append(row)
     return rows

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import platform
+import statistics
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from . import validate
 from .errors import LabError, OptionError
 from .presets import Experiment, from_dict
 from .store import Store, write
-from .trials import Trial, key
+from .trials import Testing, Trial, key
 
 # two-sided 95 % of Student's t for 1, 2, .. degrees of freedom
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
@@ -45,7 +46,7 @@ def mean(values: Iterable[float]) -> Mean:
     middle = sum(values) / number
     if number == 1:
         return Mean(middle, None, 1)
-    deviation = math.sqrt(sum((v - middle) ** 2 for v in values) / (number - 1))
+    deviation = statistics.stdev(values, middle)
     t = STUDENT[number - 2] if number - 2 < len(STUDENT) else 1.96
     return Mean(middle, t * deviation / math.sqrt(number), number)
 
@@ -184,12 +185,16 @@ def collect(experiment: Experiment, trials: list[Trial], store: Store, settings:
             if tested is None:
                 whole = False
                 continue
-            t = trial.training
-            about = {"task": t.task, "encoding": trial.name(testing), "seed": t.seed, "lr": t.lr, "train_size": t.train}
-            rows += [{**about, **point} for point in tested["points"]]
+            rows += [{**_about(trial, testing), **point} for point in tested["points"]]
         finished += whole
     saved = asdict(experiment) | {"text": settings.get("text", {})}
     return Results(saved, settings.get("machine", {}), trainings, rows, len(trials), finished)
+
+
+def _about(trial: Trial, testing: Testing) -> dict[str, Any]:
+    """What the rows of a test have in common."""
+    t = trial.training
+    return {"task": t.task, "encoding": trial.name(testing), "seed": t.seed, "lr": t.lr, "train_size": t.train}
 
 
 def restore(trials: list[Trial], store: Store) -> int:
@@ -206,7 +211,7 @@ def restore(trials: list[Trial], store: Store) -> int:
         t = trial.training
         store.put(t.key, "train.json", record)
         for testing in trial.tests:
-            about = {"task": t.task, "encoding": trial.name(testing), "seed": t.seed, "lr": t.lr, "train_size": t.train}
+            about = _about(trial, testing)
             rows = [row for row in found.rows if all(row[name] == value for name, value in about.items())]
             points = [{name: value for name, value in row.items() if name not in about} for row in rows]
             if tuple(point["size"] for point in points) == tuple(testing.test):

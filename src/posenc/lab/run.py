@@ -111,14 +111,14 @@ class _Run:
         if jobs is None:
             alone = left[0].training.device == "cuda" or self.group.size > 1
             jobs = 1 if alone else min(worker_processes.cores(), MAX_JOBS)
-        several = self.on == "here" and min(jobs, len(left)) > 1
-        key = "trials" if several else "trials 1"
-        print(self.words(key, left=len(left), number=len(trials), jobs=min(jobs, len(left))), flush=True)
+        jobs = min(jobs, len(left))
+        key = "trials" if self.on == "here" and jobs > 1 else "trials 1"
+        print(self.words(key, left=len(left), number=len(trials), jobs=jobs), flush=True)
         with progress.start(left, len(trials) - len(left), self.store, self.words) as display:
             if self.on != "here":
                 events = ray_cluster.run(left, self.store, self.source, self.jobs, self.on)
-            elif min(jobs, len(left)) > 1 and self.group.size == 1:
-                events = worker_processes.run(left, self.store, self.source, min(jobs, len(left)))
+            elif jobs > 1 and self.group.size == 1:
+                events = worker_processes.run(left, self.store, self.source, jobs)
             else:
                 events = self._run_all_here(left, display.update)
             for event in events:

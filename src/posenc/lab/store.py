@@ -99,13 +99,11 @@ class Store:
             return
         except BlockingIOError:
             owner = path.read_text(errors="replace")[:20].strip() or "unknown"
-            raise LabError(
-                f"another command (process {owner}) is working in {self.root}; wait for it or use another --out"
-            ) from None
+            why = f"another command (process {owner}) is working in {self.root}; wait for it or use another --out"
+            raise LabError(why) from None
         except OSError as error:
-            raise LabError(
-                f"cannot work in {self.root}: {error.strerror}; free some space, or use another --out"
-            ) from None
+            why = f"cannot work in {self.root}: {error.strerror}; free some space, or use another --out"
+            raise LabError(why) from None
         try:
             with contextlib.suppress(OSError):  # on a full disk the lock is held all the same
                 os.ftruncate(held, 0)

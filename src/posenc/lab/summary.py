@@ -7,6 +7,7 @@ The report opens with it, and the explorer's page of results shows it.
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -40,18 +41,15 @@ def as_html(results: Results, words: Words) -> Markup:
 def figure(results: Results, words: Words) -> tuple[list[Markup], Markup]:
     """(panels, how to read them): the main task's scores over the length, after the stronger run's, if there is one."""
     task = answer.main_task(results)
-    metric = metric_of(task)
-    stronger = evidence.stronger_than(results) if metric == "loss" else None
+    stronger = evidence.stronger_than(results)
     far = answer.length(task, max(task["test"]), words)
     if stronger is None:
         title = words("figure of", task=task["task"], train=answer.length(task, task["train"], words), far=far)
         panels = [svg.draw(scores(results, task, words, title=title))]
     else:
-        panels = [
-            _stronger(words.language),
-            svg.draw(scores(results, task, words, title=words("figure here", far=far))),
-        ]
-    note = words("read figure" if metric == "loss" else "read figure accuracy")
+        here = scores(results, task, words, title=words("figure here", far=far))
+        panels = [_stronger(words.language), svg.draw(here)]
+    note = words("read figure" if metric_of(task) == "loss" else "read figure accuracy")
     if task["seeds"] > 1 or stronger is not None:
         note = words.join(note, words("interval"))
     return panels, tag("p", note, class_="note")
@@ -101,33 +99,30 @@ def small_table(results: Results, words: Words) -> Markup:
     """A row for each encoding: its verdicts, and the main task's scores at the training length and at the longest test.
     Ordered by the stronger run where there is one."""
     task = answer.main_task(results)
-    metric = metric_of(task)
     ranked = verdict.standings(results, task)
     others = [t for t in results.tasks() if t is not task][:OTHER_TASKS]
     elsewhere = [{s.encoding: s for s in verdict.standings(results, t)} for t in others]
-    stronger = evidence.stronger_than(results) if metric == "loss" else None
-    theirs = evidence.text_task(stronger) if stronger is not None else None
+    stronger = evidence.stronger_than(results)
     there: dict[str, Standing] = {}
-    if stronger is not None and theirs is not None:
-        there = {s.encoding: s for s in verdict.standings(stronger, theirs)}
-        holds = [s for s in ranked if s.encoding in there and there[s.encoding].outcome == "holds"]
-        ranked = holds + [s for s in ranked if s not in holds]
-    key = "from to" if metric == "loss" else "right from to"
+    key = "from to" if metric_of(task) == "loss" else "right from to"
     head = [tag("th", words("encoding"))]
-    if theirs is not None and stronger is not None:
+    if stronger is not None:
+        run, theirs = stronger
+        there = {s.encoding: s for s in verdict.standings(run, theirs)}
+        ranked.sort(key=lambda s: s.encoding not in there or there[s.encoding].outcome != "holds")
         head += [
-            tag("th", words("stronger run", gpu=answer.gpu(stronger)), class_="verdict"),
+            tag("th", words("stronger run", gpu=answer.gpu(run)), class_="verdict"),
             tag("th", words(key, from_=theirs["train"], to=max(theirs["test"])), class_="wide"),
         ]
     head += [
-        tag("th", words("this run") if theirs is not None else words("verdict"), class_="verdict"),
+        tag("th", words("this run" if stronger is not None else "verdict"), class_="verdict"),
         tag("th", words(key, from_=task["train"], to=max(task["test"]))),
         *(tag("th", t["task"], class_="verdict wide") for t in others),
     ]
     rows = [tag("tr", *head)]
     for s in ranked:
         cells = [tag("td", breakable(s.encoding))]
-        if theirs is not None:
+        if stronger is not None:
             other = there.get(s.encoding)
             cells += [badge(other, words), tag("td", other.change if other else "–", class_="wide")]
         change = s.change if s.far else f"{s.here.value:.3f}" if s.here else "–"
@@ -139,28 +134,21 @@ def small_table(results: Results, words: Words) -> Markup:
 
 def breakable(encoding: str) -> Markup:
     """The name, with places where a narrow column may break it."""
-    text, parts = "", []
-    for character in encoding:
-        text += character
-        if character in ":,+_=":
-            parts += [text, Markup("<wbr/>")]
-            text = ""
-    return join([*parts, text])
+    return join(re.split("(?<=[:,+_=])", encoding), "<wbr/>")
 
 
 def badge(s: Standing | None, words: Words, more: str = "") -> Markup:
     outcome = s.outcome if s is not None else "missing"
-    text = tag("span", f"{SYMBOLS[outcome]} {words(outcome) if s is not None else ''}".strip(), class_=outcome)
+    text = tag("span", f"{SYMBOLS[outcome]} {words(outcome)}" if s is not None else SYMBOLS[outcome], class_=outcome)
     return tag("td", text, class_=f"verdict {more}".strip())
 
 
 # ---- what the words mean, how the models were made ----------------------------------------------------------------
 def definitions(results: Results, words: Words) -> Markup:
-    metrics = [metric_of(task) for task in results.tasks()]
+    metrics = sorted({metric_of(task) for task in results.tasks()}, reverse=True)  # loss first
     parts = [
         words(f"define {metric}", hold=verdict.HOLDS[metric], broken=verdict.BREAKS[metric], learnt=verdict.LEARNT)
-        for metric in ("loss", "accuracy")
-        if metric in metrics
+        for metric in metrics
     ]
     return tag("p", words.join(*parts), class_="note")
 
@@ -171,8 +159,9 @@ def setup(results: Results, words: Words) -> Markup:
         if "layers" not in task:
             continue
         data = words(f"data {metric_of(task)}", batch=task["batch"], train=answer.length(task, task["train"], words))
+        layers = words("layers 1") if task["layers"] == 1 else words("layers n", count=task["layers"])
         sentence = words(
-            "setup model", task=words("setup task", task=task["task"], what=answer.what(task, words)), layers=words("layers 1") if task["layers"] == 1 else words("layers n", count=task["layers"]),
+            "setup model", task=words("setup task", task=task["task"], what=answer.what(task, words)), layers=layers,
             width=task["width"], heads=task["heads"], parameters=answer.parameters(results, task, words),
             steps=task["steps"], data=data, seeds=answer.seeds(results, task, words), lr=task["lr"],
         )  # fmt: skip

@@ -52,8 +52,7 @@ class Panel:
 
 def draw(panel: Panel) -> Markup:
     """The panel as an <svg> element."""
-    curves = [(line, _points(line)) for line in panel.lines]
-    curves = [(line, points) for line, points in curves if points]
+    curves = [(line, points) for line in panel.lines if (points := _points(line))]
     if not curves:
         return tag("svg", _text(WIDTH / 2, 20, "–"), viewBox=f"0 0 {WIDTH} 40", role="img", aria_label=panel.title)
     texts = {line.name: _label(panel, line, points) for line, points in curves}
@@ -68,9 +67,8 @@ def draw(panel: Panel) -> Markup:
     heights = _spread([up(points[-1][1]) for _, points in curves], TOP + LINE / 2, bottom - LINE / 2)
     for (line, points), height in zip(curves, heights):
         parts.append(_curve(panel, line, points, across, up, (low, high), right, height, texts[line.name]))
-    return tag(
-        "svg", tag("title", panel.title), *parts, viewBox=f"0 0 {WIDTH} {bottom + BOTTOM:.0f}", role="img", class_="panel"
-    )  # fmt: skip
+    box = f"0 0 {WIDTH} {bottom + BOTTOM:.0f}"
+    return tag("svg", tag("title", panel.title), *parts, viewBox=box, role="img", class_="panel")
 
 
 def _points(line: Line) -> list[tuple[float, float]]:
@@ -115,9 +113,7 @@ def _spread(wanted: list[float], top: float, bottom: float) -> list[float]:
 
 
 def _axes(panel: Panel, across, up, xs, ys, right: float, bottom: float) -> list[Markup]:
-    made = [
-        _text(0, 16, panel.title, class_="heading"), _text(0, 34, panel.y_label, class_="quiet"),
-    ]  # fmt: skip
+    made = [_text(0, 16, panel.title, class_="heading"), _text(0, 34, panel.y_label, class_="quiet")]
     if panel.trained is not None and xs[0] <= panel.trained < xs[1]:
         start = across(panel.trained)
         made.append(tag("rect", x=_n(start), y=TOP, width=_n(right - start), height=_n(bottom - TOP), fill="#f1f5f9"))
@@ -134,8 +130,7 @@ def _axes(panel: Panel, across, up, xs, ys, right: float, bottom: float) -> list
         if x - half < free:
             continue
         free = x + half + 4
-        bold = {"class_": "mark"} if value == panel.trained else {"class_": "quiet"}
-        made.append(_text(x, bottom + 16, text, "middle", **bold))
+        made.append(_text(x, bottom + 16, text, "middle", class_="mark" if value == panel.trained else "quiet"))
     if panel.trained is not None and panel.trained in ticks:
         x = across(panel.trained)
         made.append(tag("path", d=f"M{_n(x)} {TOP}V{_n(bottom)}", stroke="#64748b", stroke_dasharray="2 3"))
@@ -170,20 +165,17 @@ def _curve(panel: Panel, line: Line, points, across, up, ys, right: float, heigh
     width = 1.4 if panel.thin else 2
     parts.append(tag("path", d=_through(at), class_="reach"))
     parts.append(tag("path", d=_through(at), stroke=style.colour, stroke_width=width, stroke_dasharray=style.dash))
+    marker = MARKERS[style.marker](style.colour)
     if not panel.thin:
         for (x, y), (size, value) in zip(at, points):
             tooltip = tag("title", f"{line.name}, {size:g}: {value:.3f}")
-            parts.append(
-                tag("g", tooltip, MARKERS[style.marker](style.colour), transform=f"translate({_n(x)} {_n(y)})")
-            )
+            parts.append(tag("g", tooltip, marker, transform=f"translate({_n(x)} {_n(y)})"))
     end = at[-1]
     if end[0] > right - 20:
         leader = f"M{_n(end[0] + 5)} {_n(end[1])}L{_n(right + 2)} {_n(height)}H{_n(right + 10)}"
         parts.append(tag("path", d=leader, stroke=style.colour, stroke_width=1, opacity=0.7))
     else:  # the line ends inside the figure: its label has the marker instead of a leader across the other lines
-        parts.append(
-            tag("g", MARKERS[style.marker](style.colour), transform=f"translate({_n(right + 6)} {_n(height)})")
-        )
+        parts.append(tag("g", marker, transform=f"translate({_n(right + 6)} {_n(height)})"))
     parts.append(_text(right + 13, height + 4, text, fill=style.ink, class_="end"))
     return tag("g", *parts, class_="line", tabindex=0, role="img", aria_label=text)
 

@@ -42,13 +42,10 @@ class TextbookShaw(nn.Module):
         self.ours = ours
 
     def forward(self, x: Tensor) -> Tensor:
-        ours, encoding = self.ours, self.ours.encoding
-        assert isinstance(encoding, posenc.Shaw) and encoding.keys is not None
-        q, k, v = (
-            p(x).unflatten(-1, (ours.heads, ours.head_dim)).transpose(1, 2)
-            for p in (ours.q_proj, ours.k_proj, ours.v_proj)
-        )
-        out = textbook_shaw(q, k, v, encoding, scale=ours.head_dim**-0.5, causal=True)
+        ours = self.ours
+        projections = ours.q_proj, ours.k_proj, ours.v_proj
+        q, k, v = (p(x).unflatten(-1, (ours.heads, ours.head_dim)).transpose(1, 2) for p in projections)
+        out = textbook_shaw(q, k, v, ours.encoding, scale=ours.head_dim**-0.5, causal=True)
         return ours.o_proj(out.transpose(1, 2).flatten(2))
 
 
@@ -99,9 +96,8 @@ def _check(ours: nn.Module, textbook: nn.Module, inputs: Tensor) -> None:
     with torch.no_grad():
         a, b = ours(inputs[:1, :96]), textbook(inputs[:1, :96])
     if not torch.allclose(a, b, atol=1e-3, rtol=1e-3):
-        raise LabError(
-            f"posenc's Shaw and the textbook's differ by {float((a - b).abs().max()):.2g}: no speed is reported"
-        )
+        apart = float((a - b).abs().max())
+        raise LabError(f"posenc's Shaw and the textbook's differ by {apart:.2g}: no speed is reported")
 
 
 def as_text(speeds: list[Speed]) -> str:
@@ -109,7 +105,6 @@ def as_text(speeds: list[Speed]) -> str:
     lines = [f"{'encoding':<{wide}}  ms a step  tokens/s  × none"]
     for speed in speeds:
         mark = "" if speed.ratio >= GOAL or speed.encoding == TEXTBOOK else f"  below {GOAL}"
-        lines.append(
-            f"{speed.encoding:<{wide}}  {1000 * speed.seconds:9.1f}  {speed.tokens:8.0f}  {speed.ratio:6.2f}{mark}"
-        )
+        numbers = f"{1000 * speed.seconds:9.1f}  {speed.tokens:8.0f}  {speed.ratio:6.2f}"
+        lines.append(f"{speed.encoding:<{wide}}  {numbers}{mark}")
     return "\n".join(lines)

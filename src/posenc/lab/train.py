@@ -54,8 +54,7 @@ def make_optimiser(model: nn.Module, training: Training) -> torch.optim.AdamW:
     """Three groups: matrices decay; vectors and the encoding's own parameters do not, and the latter have their own
     rate: a bias table moves by about the rate a step, and ALiBi's biases are several units from zero."""
     own = build_encoding.position_parameters(model)
-    ours = {id(p) for p in own}
-    rest = [p for p in model.parameters() if id(p) not in ours]
+    rest = [p for p in model.parameters() if not any(p is one for one in own)]
     groups: list[dict[str, Any]] = [
         {"params": [p for p in rest if p.dim() >= 2], "weight_decay": training.weight_decay, "share": 1.0},
         {"params": [p for p in rest if p.dim() < 2], "weight_decay": 0.0, "share": 1.0},
@@ -180,19 +179,11 @@ def train(
     weights = {name: group.gather(p.detach()) for name, p in model.named_parameters()}
     if group.is_main:
         store.write(training.key, "weights", tensor_files.dump(weights, training.key, "weights"))
+    speed = tokens / (end - timed) if timed is not None and end > timed and tokens else None
     return {
-        "settings": asdict(training),
-        "status": status,
-        "curve": curve,
-        "midway": midway,
-        "seconds": seconds,
-        "tokens_per_second": tokens / (end - timed) if timed is not None and end > timed and tokens else None,
-        "memory": peak_memory.peak(device),
-        "compile": compiled,
-        "compile_seconds": compile_seconds,
-        "torch": torch.__version__,
-        **counts,
-    }
+        "settings": asdict(training), "status": status, "curve": curve, "midway": midway, "seconds": seconds, "tokens_per_second": speed,
+        "memory": peak_memory.peak(device), "compile": compiled, "compile_seconds": compile_seconds, "torch": torch.__version__, **counts,
+    }  # fmt: skip
 
 
 def _compile(model: Transformer, task: Task, training: Training, group: ProcessGroup) -> str:
@@ -228,10 +219,8 @@ def load_weights(model: nn.Module, training: Training, store: Store) -> None:
 
 def _fits(saved: dict[str, Tensor], model: nn.Module, prefix: str) -> bool:
     """Whether there is a tensor of the right shape for every parameter."""
-    return all(
-        prefix + name in saved and saved[prefix + name].shape == parameter.shape
-        for name, parameter in model.named_parameters()
-    )
+    shapes = {name: tensor.shape for name, tensor in saved.items()}
+    return all(shapes.get(prefix + name) == parameter.shape for name, parameter in model.named_parameters())
 
 
 STEP = checks.whole(1, 10**9)

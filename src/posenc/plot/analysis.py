@@ -19,6 +19,8 @@ from ..core.index import Grid
 from ..core.plan import Plan
 from ..core.positions import Positions
 from ..encodings.registry import ENCODINGS_BY_CLASS, create
+from ..encodings.rope.rope import RoPE
+from ..encodings.rope.xpos import XPos
 from ..functional import scores
 from ..nn.attention import Attention
 from ..parallel.plan_tensors import cut_heads, put_together, take_apart
@@ -119,12 +121,13 @@ def subject(
     if not isinstance(encoding, Encoding):
         raise TypeError(f"encoding must be an Encoding or a name, got {type(encoding).__name__}")
     if options:
-        raise TypeError(
-            f"options {', '.join(options)} need an encoding's name; this {type(encoding).__name__} exists already"
-        )
+        names, kind = ", ".join(options), type(encoding).__name__
+        raise TypeError(f"options {names} need an encoding's name; this {kind} exists already")
     known = ENCODINGS_BY_CLASS.get(type(encoding).__name__)
-    heads = heads or _size(encoding, "heads") or _heads_of(encoding)
-    head_dim = head_dim or _size(encoding, "head_dim") or _head_dim_of(encoding)
+    heads, head_dim = heads or _size(encoding, "heads"), head_dim or _size(encoding, "head_dim")
+    if heads is None or head_dim is None:
+        seen = _sizes_of(encoding)
+        heads, head_dim = heads or seen[0], head_dim or seen[1]
     d_model = d_model or _size(encoding, "d_model") or heads * head_dim
     return Subject(encoding, known.name if known else type(encoding).__name__, d_model, heads, head_dim)
 
@@ -145,31 +148,22 @@ def _size(encoding: Encoding, name: str) -> int | None:
     return value if isinstance(value, int) else None
 
 
-def _probe(encoding: Encoding) -> Plan | None:
+def _sizes_of(encoding: Encoding) -> tuple[int, int]:
+    """(heads, head_dim) as a plan shows them; 1 and 64 where it does not."""
     try:
-        return encoding.plan(Positions(2))
+        plan = encoding.plan(Positions(2))
     except ValueError:
-        return None
-
-
-def _heads_of(encoding: Encoding) -> int:
-    plan = _probe(encoding)
-    if plan is None:
-        return 1
-    sizes = [t.shape[0] for name, t in plan.tensors() if name == "slopes" or ("lookups" in name and t.dim() < 4)]
-    return max(sizes, default=1)
-
-
-def _head_dim_of(encoding: Encoding) -> int:
-    plan = _probe(encoding)
-    if plan is not None:
-        for lookup in plan.lookups:
-            for table in (lookup.dot_query, lookup.dot_key, lookup.add_value):
-                if table is not None and lookup.states is None:
-                    return table.shape[-1]
-        if plan.rotate is not None and plan.rotate.k is not None:
-            return 2 * plan.rotate.k[0].shape[-1]
-    return 64
+        return 1, 64
+    heads = [t.shape[0] for name, t in plan.tensors() if name == "slopes" or ("lookups" in name and t.dim() < 4)]
+    widths = [
+        table.shape[-1]
+        for lookup in plan.lookups
+        for table in (lookup.dot_query, lookup.dot_key, lookup.add_value)
+        if table is not None and lookup.states is None
+    ]
+    if plan.rotate is not None and plan.rotate.k is not None:
+        widths.append(2 * plan.rotate.k[0].shape[-1])
+    return max(heads, default=1), next(iter(widths), 64)
 
 
 def sample_positions(length: int, most: int | None = None) -> Tensor:
@@ -262,8 +256,8 @@ def encoding(subject: Subject, length: int, head: int = 0) -> Vectors | None:
         return Vectors(_vectors(subject, at), at, False, "dimension")
     plan = _centred(subject, length).plan(Positions(length))
     if plan.rotate is not None and plan.rotate.k is not None:
-        rotated = [each if each.dim() == 3 else each[:, min(head, each.shape[1] - 1)] for each in plan.rotate.k]
-        return Vectors(_phases(tuple(rotated)), sample_positions(length), False, "cos, sin of pair")
+        cos, sin = (each if each.dim() == 3 else each[:, min(head, each.shape[1] - 1)] for each in plan.rotate.k)
+        return Vectors(_phases((cos, sin)), sample_positions(length), False, "cos, sin of pair")
     r = torch.arange(-(length - 1), length)
     for lookup in plan.lookups:
         table = next((t for t in (lookup.dot_query, lookup.dot_key, lookup.add_value) if t is not None), None)
@@ -284,8 +278,6 @@ def _phases(phases: tuple[Tensor, ...]) -> Tensor:
 
 def is_centred(subject: Subject) -> bool:
     """Whether queries and keys have factors that are 1 at a centre: xPos."""
-    from ..encodings.rope.xpos import XPos
-
     return isinstance(subject.encoding, XPos)
 
 
@@ -293,8 +285,6 @@ def _centred(subject: Subject, length: int) -> Subject:
     """xPos with its centre in the middle of the drawn positions. The centre cancels in every score, and far from it the
     factors of queries and keys hide their vectors.
     """
-    from ..encodings.rope.xpos import XPos
-
     given = subject.encoding
     if not isinstance(given, XPos) or length > given.max_length:
         return subject
@@ -336,20 +326,14 @@ def buckets(subject: Subject, reach: int) -> tuple[Tensor, Tensor]:
     raise ValueError(f"{subject.name} reads no table by distance, so it has no buckets; try t5, shaw or deberta")
 
 
-def span(subject: Subject, length: int) -> tuple[int, int] | None:
-    """(lo, hi): every table row is constant outside these distances; None if there is no table."""
-    return span_of(subject.plan(Positions(length)))
-
-
 def span_of(plan: Plan) -> tuple[int, int] | None:
+    """(lo, hi): every table row is constant outside these distances; None if there is no table."""
     found = [(lookup.index.lo, lookup.index.hi) for lookup in plan.lookups if not isinstance(lookup.index, Grid)]
     return (min(lo for lo, _ in found), max(hi for _, hi in found)) if found else None
 
 
 def wavelengths(head_dim: int, base: float, scaling: Scaling | None = None, total: int | None = None) -> Tensor:
     """Tokens per full rotation of each rotary pair, [head_dim / 2]; infinite for a pair of frequency 0."""
-    from ..encodings.rope.rope import RoPE
-
     frequencies = RoPE(head_dim=head_dim, base=base, scaling=scaling).frequencies(total)
     return math.tau / torch.tensor(frequencies, dtype=torch.float64)
 
@@ -388,14 +372,11 @@ def decomposition(attention: Attention, x: Tensor, positions: Positions) -> dict
     )
     zero_q, zero_k = torch.zeros_like(q), torch.zeros_like(k)
     unrotated = replace(plan, rotate=None)
-    ungated = replace(
-        unrotated,
-        decay=None,
-        lookups=tuple(
-            lookup if lookup.states is None else replace(lookup, states=torch.zeros_like(lookup.states))
-            for lookup in plan.lookups
-        ),
-    )
+    lookups = [
+        lookup if lookup.states is None else replace(lookup, states=torch.zeros_like(lookup.states))
+        for lookup in plan.lookups
+    ]
+    ungated = replace(unrotated, decay=None, lookups=tuple(lookups))
 
     def score(a: Tensor, b: Tensor, plan: Plan) -> Tensor:
         return scores(a, b, plan)[0]
@@ -415,9 +396,8 @@ def decomposition(attention: Attention, x: Tensor, positions: Positions) -> dict
         "position·position": score(q_position, k_position, ungated),
     }
     if plan.rotate is not None:
-        terms["rotation"] = score(q + q_position, k + k_position, plan) - score(
-            q + q_position, k + k_position, unrotated
-        )
+        whole = q + q_position, k + k_position
+        terms["rotation"] = score(*whole, plan) - score(*whole, unrotated)
     return terms
 
 

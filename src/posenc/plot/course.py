@@ -29,9 +29,7 @@ TRAINED = 4096  # the training length of the chapters on extension
 
 def order_lost(other: int = 5, words: Translation = ENGLISH) -> list[Panel]:
     """How much a layer's output for a token changes when tokens 2 and `other` swap places."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        x = torch.randn(1, 12, 64)
+    x = torch.randn(1, 12, 64, generator=torch.Generator().manual_seed(0))
     swapped = x.clone()
     swapped[:, [2, other]] = x[:, [other, 2]]
     series = {}

@@ -114,20 +114,10 @@ def encoding(subject: Subject, length: int = 128, head: int = 0, *, words: Trans
     vectors = analysis.encoding(subject, length, head)
     if vectors is None:
         raise ValueError(f"{subject.name} has no vectors per position, so there is no encoding to draw")
-    z = array(vectors.rows)
-    return [
-        Heat(
-            words(_vectors_title(subject, vectors), name=label(subject, words)),
-            np.arange(z.shape[1]), array(vectors.at), z, words(vectors.channel),
-            words("distance" if vectors.relative else "position"), words("value"), _around_zero(z),
-        )
-    ]  # fmt: skip
-
-
-def _vectors_title(subject: Subject, vectors: analysis.Vectors) -> str:
-    if vectors.relative:
-        return "encoding distance"
-    return "encoding centred" if analysis.is_centred(subject) else "encoding position"
+    z, axis = array(vectors.rows), "distance" if vectors.relative else "position"
+    at = "centred" if analysis.is_centred(subject) and not vectors.relative else axis
+    title, axes = words(f"encoding {at}", name=label(subject, words)), (words(vectors.channel), words(axis))
+    return [Heat(title, np.arange(z.shape[1]), array(vectors.at), z, *axes, words("value"), _around_zero(z))]
 
 
 def dimensions(
@@ -143,12 +133,8 @@ def dimensions(
     if not all(0 <= c < width for c in selected):
         raise ValueError(f"dimensions {list(selected)} must lie between 0 and {width - 1}")
     series = {f"{words(vectors.channel)} {c}": array(vectors.rows[:, c]) for c in selected}
-    return [
-        Lines(
-            words("dimensions", name=label(subject, words)), array(vectors.at), series,
-            words("distance" if vectors.relative else "position"), words("value"),
-        )
-    ]  # fmt: skip
+    title, axis = words("dimensions", name=label(subject, words)), words("distance" if vectors.relative else "position")
+    return [Lines(title, array(vectors.at), series, axis, words("value"))]
 
 
 def similarity(subject: Subject, length: int = 128, head: int = 0, *, words: Translation = ENGLISH) -> list[Panel]:
@@ -172,13 +158,9 @@ def kernel(
     _check_head(subject, head)
     positions = analysis.sample_positions(length, most)
     z = array(analysis.kernel(subject, positions, positions, head, tables)[0])
-    pattern = words("flat") if not np.nansum(np.abs(z)) else words("stripes") if _stripes(z) else words("no stripes")
-    return [
-        Heat(
-            words("kernel", name=label(subject, words), head=head, pattern=pattern), array(positions), array(positions), z,
-            words("key j"), words("query i"), words("score"), _around_zero(z),
-        )
-    ]  # fmt: skip
+    pattern = words("flat" if not np.nansum(np.abs(z)) else "stripes" if _stripes(z) else "no stripes")
+    title, at = words("kernel", name=label(subject, words), head=head, pattern=pattern), array(positions)
+    return [Heat(title, at, at, z, words("key j"), words("query i"), words("score"), _around_zero(z))]
 
 
 def distance(
@@ -199,7 +181,7 @@ def distance(
 def buckets(subject: Subject, reach: int | None = None, *, words: Translation = ENGLISH) -> list[Panel]:
     """The table row of each distance; by default to a little beyond the span."""
     if reach is None:
-        span = analysis.span(subject, 128)
+        span = analysis.span_of(subject.plan(Positions(128)))
         reach = 128 if span is None else max(2, -span[0], span[1]) * 5 // 4
     r, rows = analysis.buckets(subject, reach)
     changes = torch.nonzero(rows[1:] != rows[:-1]).flatten()
@@ -227,13 +209,10 @@ def wavelengths(
         }
     series = {name: array(analysis.wavelengths(head_dim, base, scaling, target)) for name, scaling in scalings.items()}
     slow = int(sum(w > original for w in next(iter(series.values()))))
-    return [
-        Lines(
-            words("wavelengths", slow=slow, pairs=head_dim // 2, original=original), np.arange(head_dim // 2), series,
-            words("pair"), words("wavelength"), log_y=True,
-            horizontal_marks={words("trained", length=original): original, words("target length", length=target): target},
-        )
-    ]  # fmt: skip
+    title = words("wavelengths", slow=slow, pairs=head_dim // 2, original=original)
+    marks = {words("trained", length=original): original, words("target length", length=target): target}
+    x, axes = np.arange(head_dim // 2), (words("pair"), words("wavelength"))
+    return [Lines(title, x, series, *axes, log_y=True, horizontal_marks=marks)]
 
 
 def decomposition(
@@ -241,19 +220,17 @@ def decomposition(
     words: Translation = ENGLISH,
 ) -> list[Panel]:  # fmt: skip
     """A layer's scores for x [1, L, d_model] and the terms that sum to them, on one colour scale."""
-    if not 0 <= head < attention.heads:
-        raise ValueError(f"head {head} does not exist; the heads are 0 to {attention.heads - 1}")
+    _check_head(attention, head)
     terms = {name: array(z[head]) for name, z in analysis.decomposition(attention, x, Positions(x.shape[1])).items()}
     total = np.sum(list(terms.values()), axis=0)
     limits = _around_zero(np.stack([total, *terms.values()]))
     positions = np.arange(x.shape[1])
     names = None if labels is None else (labels, labels)
-    titled = {words("total"): total} | {
-        words("absent", term=words(name)) if not np.abs(z).max() > 0 else words(name): z for name, z in terms.items()
-    }
+    titles = [words(name) if np.abs(z).max() > 0 else words("absent", term=words(name)) for name, z in terms.items()]
+    axes = words("key j"), words("query i"), words("score")
     return [
-        Heat(title, positions, positions, z, words("key j"), words("query i"), words("score"), limits, labels=names)
-        for title, z in titled.items()
+        Heat(title, positions, positions, z, *axes, limits, labels=names)
+        for title, z in zip([words("total"), *titles], [total, *terms.values()])
     ]
 
 
@@ -274,6 +251,6 @@ def _reads_buckets(subject: Subject) -> bool:
     return bool(runs.lookups and tokens.lookups) and runs.positions.runs is not None
 
 
-def _check_head(subject: Subject, head: int) -> None:
-    if not 0 <= head < subject.heads:
-        raise ValueError(f"head {head} does not exist; the heads are 0 to {subject.heads - 1}")
+def _check_head(layer: Subject | Attention, head: int) -> None:
+    if not 0 <= head < layer.heads:
+        raise ValueError(f"head {head} does not exist; the heads are 0 to {layer.heads - 1}")

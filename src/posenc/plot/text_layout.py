@@ -57,12 +57,8 @@ def _even(pieces: list[str], most: int, number: int) -> list[str]:
                 width = columns_of(line)
                 if width > most and end > start + 1:
                     break
-                inside = (
-                    end < len(pieces)
-                    and is_wide(line[-1:] or " ")
-                    and line[-1] not in NOT_FIRST
-                    and pieces[end][0] != " "
-                )
+                last = line[-1:] or " "
+                inside = end < len(pieces) and is_wide(last) and last not in NOT_FIRST and pieces[end][0] != " "
                 total = cost + (1.0 - width / most) ** 2 + INSIDE * inside
                 if end not in after or total < after[end][0]:
                     after[end] = (total, [*lines, line])
@@ -76,18 +72,8 @@ def _pieces(text: str) -> list[str]:
     kept = {n for found in WORDS.finditer(text) for n in range(found.start() + 1, found.end())}
     for n, character in enumerate(text):
         before = pieces[-1][-1] if pieces else ""
-        joined = (
-            bool(pieces)
-            and character != " "
-            and (
-                before == " "
-                or n in kept
-                or character in NOT_FIRST
-                or before in NOT_LAST
-                or not (is_wide(character) or is_wide(before))
-            )
-        )
-        if joined:
+        bound = before == " " or before in NOT_LAST or character in NOT_FIRST or n in kept
+        if pieces and character != " " and (bound or not (is_wide(character) or is_wide(before))):
             pieces[-1] += character
         else:
             pieces.append(character)

@@ -74,10 +74,8 @@ def fill(name: str, encoding: Any) -> None:
     rows = encoding.index.lookup(r) - int(getattr(encoding, "outside", "clip") == "zero")
     inside = (rows >= 0) & (rows < len(own))  # outside="zero": rows past the table read nothing
     sums = torch.zeros(len(own), values.shape[1], dtype=torch.float64).index_add_(0, rows[inside], values[inside])
-    number = torch.zeros(len(own), 1, dtype=torch.float64).index_add_(
-        0, rows[inside], torch.ones_like(values[inside, :1])
-    )
-    own.copy_((sums / number.clamp(min=1.0))[:, : own.shape[1]])
+    number = rows[inside].bincount(minlength=len(own)).clamp(min=1)
+    own.copy_((sums / number[:, None])[:, : own.shape[1]])
 
 
 def _own_table(name: str, encoding: Any) -> Tensor:

@@ -19,7 +19,7 @@ from ...encodings import spec
 from ...encodings.registry import list_encodings
 from ...plot import analysis, panels
 from ...plot.analysis import Subject
-from ...plot.panels import Heat, Lines, Panel, array
+from ...plot.panels import Array, Heat, Lines, Panel, array
 from .. import url_state
 from ..cancellation import checkpoint
 from ..url_state import InputError, State
@@ -38,6 +38,12 @@ LOWEST_SCORE = -24.0
 """Lower end of the score axes: e^-24 is negligible, and ALiBi's scores would flatten every other curve."""
 POOL = {"slider": 3, "switch": 3, "choice": 3}
 """Components for the options of an encoding, by kind."""
+UNUSED: dict[str, dict[str, Any]] = {
+    "slider": {"label": "–", "visible": False, "minimum": 0, "maximum": 1, "value": 0},
+    "switch": {"label": "–", "visible": False},
+    "choice": {"label": "–", "visible": False, "choices": ["–"], "value": "–"},
+}
+"""The Gradio arguments of components without an option."""
 SCALES = ("cut", "full", "log", "own")
 """Of scores: cut off at LOWEST_SCORE, everything, sign · log(1 + |score|), each curve by its own largest score."""
 AXES = ("linear", "log")
@@ -171,8 +177,9 @@ class Compare(Page):
             validate(name, options, words)
         notes: list[str] = []
         chosen_words: dict[str, str] = {}
+        encodings: dict[str, tuple[str, dict[str, Any]]] = {}
         heat: list[Heat] = []
-        for slot, (name, _) in chosen.items():
+        for slot, (name, options) in chosen.items():
             label = _label(name, slot, chosen)
             checkpoint()
             try:
@@ -183,19 +190,17 @@ class Compare(Page):
             except TypeError:
                 notes.append(words("bad options", options=state[slot][:200]))
                 continue
-            chosen_words[label] = state[slot]
-            heat.append(_renamed(drawn, label, name))
+            chosen_words[label], encodings[label] = state[slot], (name, options)
+            heat.append(replace(drawn, title=drawn.title.replace(name, label, 1)))
         if not chosen_words:
             raise InputError(" ".join(notes))
-        curves, share, hidden = _curves(chosen_words, length, train, head, distances, coarse, (scale, axis), words)
+        curves, share, hidden = _curves(chosen_words, length, train, head, distances, coarse, scale, axis, words)
         subjects = [_subject(word) for word in chosen_words.values()]
         origin = trained_notes(subjects, words)
-        labelled = {_label(name, slot, chosen): (name, options) for slot, (name, options) in chosen.items()}
         costs = _costs(chosen_words, length, share, words)
-        drawn_encodings = {label: labelled[label] for label in chosen_words}
         return View(
             [Figure(curves, columns=3, height=370), Figure(_coloured(heat, colours, words), columns=3, height=390)],
-            code=snippets.kernels(drawn_encodings, length),
+            code=snippets.kernels(encodings, length),
             html=join([costs, *(tag("p", sentence) for sentence in [*_sampling(length, most, words), *origin])]),
             notes=[*notes, *untrained_notes(subjects, words), *axes_notes(subjects, words), *hidden],
             finer=coarse,
@@ -240,10 +245,8 @@ class Compare(Page):
             return [longer, gr.Timer(active=longer < end)]
 
         handlers: list[Any] = [(slot.name.input, slot.configure, [slot.name], slot.pool) for slot in slots]
-        handlers += [
-            (play.click, start, [train], [length, clock]),
-            (clock.tick, tick, [length, train], [length, clock]),
-        ]
+        handlers.append((play.click, start, [train], [length, clock]))
+        handlers.append((clock.tick, tick, [length, train], [length, clock]))
         return Controls(components, read, write, handlers, quiet={slot.name for slot in slots})
 
 
@@ -303,31 +306,13 @@ def _pool_options(name: str) -> list[Option | None]:
 
 def _pool_settings(name: str) -> list[dict[str, Any]]:
     """The Gradio arguments of each component of the pool for an encoding."""
-    pool: list[dict[str, Any]] = []
-    for number, option in enumerate(_pool_options(name)):
-        if option is None:
-            settings: dict[str, Any] = {"label": "–", "visible": False}
-            if number < POOL["slider"]:
-                settings |= {"minimum": 0, "maximum": 1, "value": 0}
-            elif number >= POOL["slider"] + POOL["switch"]:
-                settings |= {"choices": ["–"], "value": "–"}
-        else:
-            settings = {"label": option.name, "visible": True, "value": option.default}
-            if option.kind == "slider":
-                settings |= {"minimum": option.low, "maximum": option.high, "step": option.step}
-            elif option.kind == "choice":
-                settings |= {"choices": [(f"{c:g}" if isinstance(c, float) else str(c), c) for c in option.choices]}
-        pool.append(settings)
-    return pool
+    kinds = [kind for kind, room in POOL.items() for _ in range(room)]
+    return [UNUSED[kind] if option is None else option.settings() for kind, option in zip(kinds, _pool_options(name))]
 
 
 def _label(name: str, slot: str, chosen: Mapping[str, tuple[str, dict[str, Any]]]) -> str:
     twice = sum(other == name for other, _ in chosen.values()) > 1
     return f"{name} ({slot.upper()})" if twice else name
-
-
-def _renamed(panel: Heat, label: str, name: str) -> Heat:
-    return replace(panel, title=panel.title.replace(name, label, 1))
 
 
 def _coloured(heat: list[Heat], colours: str, words: Translation) -> list[Panel]:
@@ -336,22 +321,20 @@ def _coloured(heat: list[Heat], colours: str, words: Translation) -> list[Panel]
     """
     most = [panel.limits[1] for panel in heat if panel.limits is not None]
     limits = [max(most)] * len(most) if colours == "shared" else most
+    titles = [f"{panel.title}{words('colour limits', most=f'{limit:.3g}')}" for panel, limit in zip(heat, limits)]
     return [
-        replace(
-            panel, title=f"{panel.title}{words('colour limits', most=f'{limit:.3g}')}", colour_bar=False, limits=(-limit, limit)
-        )
-        for panel, limit in zip(heat, limits)
-    ]  # fmt: skip
+        replace(panel, title=title, colour_bar=False, limits=(-limit, limit))
+        for panel, title, limit in zip(heat, titles, limits)
+    ]
 
 
 def _curves(
-    chosen: dict[str, str], length: int, train: int, head: int, most: int, coarse: bool, scales: tuple[str, str],
+    chosen: dict[str, str], length: int, train: int, head: int, most: int, coarse: bool, scale: str, axis: str,
     words: Translation,
 ) -> tuple[list[Panel], dict[str, float], list[str]]:  # fmt: skip
     """(panels over distance, of the far field and of the last query's attention; its share beyond the training length;
     notes about curves that the scale hides).
     """
-    scale, axis = scales
     near = analysis.sample_positions(length, most).flip(0).neg()  # includes the query itself
     over, far, attention, share = {}, {}, {}, {}
     for label, word in chosen.items():
@@ -407,26 +390,25 @@ def _hidden(over: dict[str, Any], scale: str, words: Translation) -> list[str]:
         shown = {name: np.sign(y) * np.log10(1 + np.abs(y)) for name, y in over.items()}
     whole = max(float(np.nanmax(y)) for y in shown.values()) - min(float(np.nanmin(y)) for y in shown.values())
     for name, y in shown.items():
-        if 0 < float(np.nanmax(y) - np.nanmin(y)) < HIDDEN * whole:
-            notes.append(
-                words("curve hidden", name=name, spread=f"{float(np.nanmax(over[name]) - np.nanmin(over[name])):.2g}")
-            )
+        if 0 < _spread(y) < HIDDEN * whole:
+            notes.append(words("curve hidden", name=name, spread=f"{_spread(over[name]):.2g}"))
     return notes
+
+
+def _spread(y: Array) -> float:
+    return float(np.nanmax(y) - np.nanmin(y))
 
 
 def _costs(chosen: dict[str, str], length: int, share: dict[str, float], words: Translation) -> Markup:
     """An HTML table of each encoding's cost at this length."""
     heads = analysis.LAYER_SIZES["heads"]
     header = ("encoding", "parameters", "own memory", "dense memory", "constant beyond", "share past")
-    rows = []
+    rows, dense = [], _format_bytes(4 * heads * length * length)
     for label, word in chosen.items():
         parameters, span = _facts(word)
-        ends = None if span is None else (-span[0], span[1])
-        constant = words("never") if ends is None or max(ends) >= 255 else f"{ends[0]} / {ends[1]}"
-        rows.append(
-            (label, f"{parameters:,}", _format_bytes(plan_memory(word, length)), _format_bytes(4 * heads * length * length),
-             constant, f"{share[label]:.1%}")
-        )  # fmt: skip
+        constant = words("never") if span is None or max(-span[0], span[1]) >= 255 else f"{-span[0]} / {span[1]}"
+        own = _format_bytes(plan_memory(word, length))
+        rows.append((label, f"{parameters:,}", own, dense, constant, f"{share[label]:.1%}"))
     return facts_table([words(name) for name in header], rows, caption=words("costs", length=length))
 
 

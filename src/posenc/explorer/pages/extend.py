@@ -43,11 +43,10 @@ def _models() -> dict[str, Model]:
     for name, config in configs.items():
         length = config["max_position_embeddings"]
         original = config.get("original_max_position_embeddings", length)
-        found[name] = Model(
-            config["hidden_size"] // config["num_attention_heads"], config["rope_theta"], original,
-            length if length > original else 4 * length, tuple(config.get("long_factor", ())),
-            tuple(config.get("short_factor", ())),
-        )  # fmt: skip
+        target = length if length > original else 4 * length
+        head_dim = config["hidden_size"] // config["num_attention_heads"]
+        long, short = (tuple(config.get(key, ())) for key in ("long_factor", "short_factor"))
+        found[name] = Model(head_dim, config["rope_theta"], original, target, long, short)
     return found
 
 
@@ -95,15 +94,11 @@ class Extend(Page):
         positions = analysis.sample_positions(target, 192)
         phases: list[Panel] = []
         for name, some in compared.items():
-            untrained = analysis.untrained_phases(size, base, some, original, positions, target)
-            share = float(untrained.any(1).sum()) / len(untrained)
-            phases.append(
-                Heat(
-                    words("phases", name=name, share=f"{share:.0%}"), array(positions), np.arange(size // 2),
-                    array(untrained).astype(np.float32), words("position"), words("pair"), words("untrained"), (0.0, 1.0),
-                    diverging=False,
-                )
-            )  # fmt: skip
+            untrained = array(analysis.untrained_phases(size, base, some, original, positions, target))
+            title = words("phases", name=name, share=f"{untrained.any(1).mean():.0%}")
+            axes = words("position"), words("pair"), words("untrained")
+            x, y, z = array(positions), np.arange(size // 2), untrained.astype(np.float32)
+            phases.append(Heat(title, x, y, z, *axes, (0.0, 1.0), diverging=False))
         notes = []
         if target <= original and "factor" not in options:
             notes.append(words("no extension", target=target, original=original))
@@ -158,8 +153,7 @@ class Extend(Page):
             else:
                 length = int(wanted) if wanted and wanted > chosen.original else chosen.target
                 kind = "yarn" if kind == "longrope" else kind  # the factors were those of another model
-            sizes = [chosen.head_dim, chosen.base, chosen.original, length, kind, ""]
-            return [*sizes, listed(chosen.long), listed(chosen.short), "", ""]
+            return [*chosen[:3], length, kind, "", listed(chosen.long), listed(chosen.short), "", ""]
 
         def paste(text: str | None) -> list[Any]:
             """Replace the whole form by the settings of a pasted configuration; None is one that came with a link, which
@@ -188,8 +182,7 @@ class Extend(Page):
 
         def rescale(text: str) -> str:
             """A new scaling from the user: drop the options of the previous one."""
-            kept = {field.name for kind in KINDS.values() for field in fields(kind)}
-            return _without(text, kept)
+            return _without(text, {field.name for kind in KINDS.values() for field in fields(kind)})
 
         of_link = "text => [posenc.isOfLink('extend', text) ? null : text]"
         handlers: list[tuple[Any, ...]] = [
@@ -221,16 +214,19 @@ def options_of(text: str, kind: str, words: Translation) -> dict[str, Any]:
     """Parse the options line of the form: options of the scaling and of the rotation."""
     own = [each.name for each in fields(KINDS[kind]) if each.name not in SEPARATE] if kind in KINDS else []
     found: dict[str, Any] = {}
+
+    def wrong(given: str, allowed: str) -> InputError:
+        return InputError(words("rotation option wrong", given=given.strip()[:40], scaling=kind, allowed=allowed))
+
     for part in text.split(",") if text.strip() else []:
         name, equals, value = (piece.strip() for piece in part.partition("="))
         if name not in (*own, *ROTATION) or not equals or not value:
-            allowed = words("comma").join((*own, *ROTATION))
-            raise InputError(words("rotation option wrong", given=part.strip()[:40], scaling=kind, allowed=allowed))
+            raise wrong(part, words("comma").join((*own, *ROTATION)))
         found[name] = spec.value(value)
         if isinstance(found[name], str) != (name in ("layout", "ramp")):
-            raise InputError(words("rotation option wrong", given=part.strip()[:40], scaling=kind, allowed=name))
+            raise wrong(part, name)
     if not isinstance(found.get("values", False), bool):
-        raise InputError(words("rotation option wrong", given="values", scaling=kind, allowed="values=true"))
+        raise wrong("values", "values=true")
     return found
 
 
@@ -258,9 +254,7 @@ def scaling_of(
         return None, "None"
     factor = max(1.0, target / original)
     given: dict[str, Any] = {
-        "linear": {"factor": factor},
-        "ntk": {"factor": factor},
-        "dynamic": {"factor": 1.0, "original": original},
+        "linear": {"factor": factor}, "ntk": {"factor": factor}, "dynamic": {"factor": 1.0, "original": original},
         "proportional": {"fraction": 0.75},
     }.get(kind, {"factor": factor, "original": original})  # fmt: skip
     if kind == "longrope":
@@ -308,12 +302,11 @@ def _configuration(rope, original: int, target: int, pasted: str, words: Transla
 
 def _code(written: str, rope: Mapping[str, Any], target: int) -> str:
     arguments = ", ".join(f"{name}={value!r}" for name, value in rope.items())
-    return "\n".join(
-        [
-            "import math, posenc",
-            f"scaling = {written}",
-            f"rope = posenc.RoPE({arguments}, scaling=scaling)",
-            f"wavelengths = [math.tau / w if w else math.inf for w in rope.frequencies({target})]",
-            "config = posenc.scaling.to_config(rope)  # merge into config.json",
-        ]
-    )
+    lines = [
+        "import math, posenc",
+        f"scaling = {written}",
+        f"rope = posenc.RoPE({arguments}, scaling=scaling)",
+        f"wavelengths = [math.tau / w if w else math.inf for w in rope.frequencies({target})]",
+        "config = posenc.scaling.to_config(rope)  # merge into config.json",
+    ]
+    return "\n".join(lines)

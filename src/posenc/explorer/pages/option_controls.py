@@ -63,12 +63,17 @@ class Option:
 
     def value(self, given: Any) -> Any:
         """A control's value, converted to the option's type."""
+        return type(self.default)(given)
+
+    def settings(self) -> dict[str, Any]:
+        """The Gradio arguments of its control."""
+        common = {"label": self.name, "visible": True, "value": self.default}
         if self.kind == "slider":
-            return int(given) if isinstance(self.default, int) else float(given)
-        if self.kind == "switch":
-            return bool(given)
-        kind = type(self.default)
-        return kind(given)
+            return {**common, "minimum": self.low, "maximum": self.high, "step": self.step}
+        if self.kind == "choice":
+            named = [(f"{one:g}" if isinstance(one, float) else str(one), one) for one in self.choices]
+            return {**common, "choices": named}
+        return common
 
 
 def validate(name: str, given: Mapping[str, Any], words: Translation) -> None:

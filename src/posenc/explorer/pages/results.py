@@ -110,24 +110,20 @@ def _summary(folder: Path, words: Translation) -> tuple[str, list[Panel]]:
         metric = metric_of(task)
         sizes = sorted({row["size"] for row in run.rows if row["task"] == task["task"]})
         names = labels(run.encodings(task))
-        dashes = {
-            name: ",".join(f"{part}px" for part in style.dash.split()) or "solid"
-            for name, style in styles(list(names)).items()
-        }
-        drawn_as = {names[name]: (style.colour, dashes[name]) for name, style in styles(list(names)).items()}
         series: dict[str, Any] = {}
-        for encoding in run.encodings(task):
+        drawn_as: dict[str, tuple[str, str]] = {}
+        for encoding, style in styles(list(names)).items():
             points = [run.point(task, encoding, size, metric) for size in sizes]
             series[names[encoding]] = np.array([getattr(point, "value", np.nan) for point in points], dtype=float)
+            dash = ",".join(f"{part}px" for part in style.dash.split()) or "solid"
+            drawn_as[names[encoding]] = style.colour, dash
         if series and sizes:
-            drawn.append(
-                Lines(
-                    words("run task", task=task["task"], metric=words(metric)), np.array(sizes, dtype=float), series,
-                    words("tested size"), words(metric), log_x=True, styles=drawn_as,
-                    vertical_marks={words("trained", length=task["train"]): float(task["train"])},
-                )
-            )  # fmt: skip
+            title = words("run task", task=task["task"], metric=words(metric))
+            marks = {words("trained", length=task["train"]): float(task["train"])}
+            axes = words("tested size"), words(metric)
+            x = np.array(sizes, dtype=float)
+            drawn.append(Lines(title, x, series, *axes, log_x=True, styles=drawn_as, vertical_marks=marks))
     answer = str(summary.as_html(run, Words(words("language")))) if run.rows else ""
     # the page around it has styles of its own, which a class that is named three times outweighs
-    style = summary.STYLE.replace(".lab", ".lab.lab.lab")
-    return f"<style>{style}</style>{answer}" if answer else "", drawn
+    scoped = summary.STYLE.replace(".lab", ".lab.lab.lab")
+    return f"<style>{scoped}</style>{answer}" if answer else "", drawn

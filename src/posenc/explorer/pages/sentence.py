@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import unicodedata
 import zlib
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -159,10 +160,8 @@ def split(text: str) -> list[str]:
 
 
 def _ideograph(character: str) -> bool:
-    code = ord(character)
-    return (
-        0x3040 <= code <= 0x30FF or 0x3400 <= code <= 0x9FFF or 0xF900 <= code <= 0xFAFF or 0x20000 <= code <= 0x3FFFF
-    )
+    blocks = (0x3040, 0x30FF), (0x3400, 0x9FFF), (0xF900, 0xFAFF), (0x20000, 0x3FFFF)
+    return any(first <= ord(character) <= last for first, last in blocks)
 
 
 def vectors(tokens: list[str]) -> Tensor:
@@ -233,18 +232,17 @@ def _heat(
     )  # fmt: skip
 
 
-def _change_panels(
+def _change(
     before: Tensor, after: Tensor, tokens: list[str], titles: tuple[str, str, str], words: Translation
 ) -> list[Panel]:
-    difference = array(after - before)
-    most = max(float(np.abs(difference).max()), 1e-3)
-    index, bright = np.arange(len(tokens)), max(float(before.max()), float(after.max()))
+    difference = after - before
+    most = max(float(difference.abs().max()), 1e-3)
+    bright = max(float(before.max()), float(after.max()))
     return [
         _heat(titles[0], before, tokens, words, bright),
         _heat(titles[1], after, tokens, words, bright),
-        Heat(
-            titles[2], index, index, difference, words("key word"), words("query word"), words("difference"),
-            (-most, most), labels=(tokens, tokens),
+        replace(
+            _heat(titles[2], difference, tokens, words, most), unit=words("difference"), limits=(-most, most), diverging=True,
         ),
     ]  # fmt: skip
 
@@ -256,44 +254,38 @@ def _swap(made, tokens, head, causal, pair, name, words) -> tuple[list[Panel], s
     before = attention(made, vectors(tokens), causal=causal)[head]
     after = attention(made, vectors([tokens[i] for i in order]), causal=causal)[head][order][:, order]
     most = float((after - before).abs().max())
-    one, other = tokens[pair[0]], tokens[pair[1]]
     key = "swap one" if len(tokens) == 1 else "swap nothing" if most < 1e-5 else "swap something"
-    note = words(key, name=name, one=one, other=other, most=f"{most:.3f}")
-    return _change_panels(
-        before, after, tokens, (words("before"), words("after swap"), words("difference swap")), words
-    ), note
+    note = words(key, name=name, one=tokens[pair[0]], other=tokens[pair[1]], most=f"{most:.3f}")
+    titles = words("before"), words("after swap"), words("difference swap")
+    return _change(before, after, tokens, titles, words), note
 
 
 def _shift(made, tokens, head, causal, shift, name, words) -> tuple[list[Panel], str]:
     """The same tokens, `shift` positions later."""
-    before = attention(made, vectors(tokens), causal=causal)[head]
-    after = attention(made, vectors(tokens), causal=causal, start=shift)[head]
+    before, after = (attention(made, vectors(tokens), causal=causal, start=start)[head] for start in (0, shift))
     most = float((after - before).abs().max())
-    key = "shift nothing" if most < 1e-4 else "shift something"
-    note = words(key, name=name, shift=shift, most=f"{most:.3f}")
+    note = words("shift nothing" if most < 1e-4 else "shift something", name=name, shift=shift, most=f"{most:.3f}")
     titles = words("before"), words("after shift", shift=shift), words("difference shift")
-    return _change_panels(before, after, tokens, titles, words), note
+    return _change(before, after, tokens, titles, words), note
 
 
 def _code(tokens: list[str], name: str, strength: float, causal: bool) -> str:
     options = "".join(f", {key}={value!r}" for key, value in settings(name, strength).items())
     past = ", causal=True" if info(name).load().causal_only else ""
-    return "\n".join(
-        [
-            "import torch, zlib, posenc" + (", posenc.plot.trained" if is_trained(name) else ""),
-            f"words = {tokens!r}",
-            "seeds = [torch.Generator().manual_seed(zlib.crc32(w.encode('utf-8', 'replace'))) for w in words]",
-            f"x = torch.stack([torch.randn({D_MODEL}, generator=seed) for seed in seeds])[None]",
-            "torch.manual_seed(0)",
-            f"encoding = posenc.create({name!r}, d_model={D_MODEL}, heads={HEADS}{options})",
-            *([f"posenc.plot.trained.fill({name!r}, encoding)"] if is_trained(name) else []),
-            f"layer, positions = posenc.Attention({D_MODEL}, {HEADS}, encoding=encoding{past}), posenc.Positions({len(tokens)})",
-            "layer.k_proj.weight = layer.q_proj.weight  # a token attends to equal tokens",
-            "x = encoding.embed(x, positions)",
-            f"q, k = (p(x).unflatten(-1, ({HEADS}, -1)).transpose(1, 2) for p in (layer.q_proj, layer.k_proj))",
-            "scores = posenc.scores(q, k, encoding.plan(positions, x=x, host=layer)"
-            + (", causal=True" if causal else "")
-            + ")",
-            "attention = scores.softmax(-1)[0]",
-        ]
-    )
+    hidden = ", causal=True" if causal else ""
+    lines = [
+        "import torch, zlib, posenc" + (", posenc.plot.trained" if is_trained(name) else ""),
+        f"words = {tokens!r}",
+        "seeds = [torch.Generator().manual_seed(zlib.crc32(w.encode('utf-8', 'replace'))) for w in words]",
+        f"x = torch.stack([torch.randn({D_MODEL}, generator=seed) for seed in seeds])[None]",
+        "torch.manual_seed(0)",
+        f"encoding = posenc.create({name!r}, d_model={D_MODEL}, heads={HEADS}{options})",
+        *([f"posenc.plot.trained.fill({name!r}, encoding)"] if is_trained(name) else []),
+        f"layer, positions = posenc.Attention({D_MODEL}, {HEADS}, encoding=encoding{past}), posenc.Positions({len(tokens)})",
+        "layer.k_proj.weight = layer.q_proj.weight  # a token attends to equal tokens",
+        "x = encoding.embed(x, positions)",
+        f"q, k = (p(x).unflatten(-1, ({HEADS}, -1)).transpose(1, 2) for p in (layer.q_proj, layer.k_proj))",
+        f"scores = posenc.scores(q, k, encoding.plan(positions, x=x, host=layer){hidden})",
+        "attention = scores.softmax(-1)[0]",
+    ]
+    return "\n".join(lines)

@@ -11,25 +11,24 @@ from ...plot.analysis import DRAWN_OPTIONS, LAYER_SIZES, Subject
 
 def create_call(name: str, options: Mapping[str, Any]) -> str:
     """posenc.create(...) with these options, as source text."""
-    arguments = [
-        repr(name),
-        *(f"{key}={value!r}" for key, value in {**LAYER_SIZES, **DRAWN_OPTIONS.get(name, {}), **options}.items()),
-    ]
-    return f"posenc.create({', '.join(arguments)})"
+    return f"posenc.create({arguments(name, {**LAYER_SIZES, **DRAWN_OPTIONS.get(name, {}), **options})})"
+
+
+def arguments(name: str, options: Mapping[str, Any]) -> str:
+    """An encoding's name and options as the arguments of a call."""
+    return ", ".join([repr(name), *(f"{key}={value!r}" for key, value in options.items())])
 
 
 def kernel(subject: Subject, options: Mapping[str, Any], length: int) -> str:
     """Code that computes the contribution of position to the scores, as `scores` [heads, length, length]."""
     if subject.tables == "trained":
-        arguments = ", ".join([repr(subject.name), *(f"{key}={value!r}" for key, value in options.items())])
-        return "\n".join(
-            [
-                "from posenc.plot import analysis",
-                f"subject = analysis.subject({arguments})  # with the trained table of posenc/plot/trained.json",
-                f"positions = analysis.sample_positions({length})",
-                "scores = analysis.kernel(subject, positions, positions)",
-            ]
-        )
+        lines = [
+            "from posenc.plot import analysis",
+            f"subject = analysis.subject({arguments(subject.name, options)})  # with the trained table of posenc/plot/trained.json",
+            f"positions = analysis.sample_positions({length})",
+            "scores = analysis.kernel(subject, positions, positions)",
+        ]
+        return "\n".join(lines)
     heads, head_dim, d_model = subject.heads, subject.head_dim, subject.d_model
     lines = [
         "import torch, posenc",
@@ -61,7 +60,6 @@ def kernels(encodings: Mapping[str, tuple[str, Mapping[str, Any]]], length: int)
     """Code that computes the kernels of several encodings, as `kernels` {label: [heads, length, length]}."""
     lines = ["from posenc.plot import analysis", f"positions, kernels = analysis.sample_positions({length}), {{}}"]
     for label, (name, options) in encodings.items():
-        arguments = [repr(name), *(f"{k}={v!r}" for k, v in options.items())]
-        subject = f"analysis.subject({', '.join(arguments)})"
+        subject = f"analysis.subject({arguments(name, options)})"
         lines.append(f"kernels[{label!r}] = analysis.kernel({subject}, positions, positions)")
     return "\n".join(lines)
