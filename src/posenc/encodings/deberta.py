@@ -130,13 +130,7 @@ class DeBERTa(Encoding):
             table = table if self.norm is None else self.norm(table)
             if self.dropout and self.training:
                 table = nn.functional.dropout(table, self.dropout)
-        k_r = q_r = None
-        if len(self.active) == 2:
-            k_r, q_r = project_heads(table, (key, query), self.heads, rows)
-        elif self.active[0] == "c2p":
-            (k_r,) = project_heads(table, (key,), self.heads, rows)
-        else:
-            (q_r,) = project_heads(table, (query,), self.heads, rows)
+        k_r, q_r = project_terms(table, self.active, key, query, self.heads, rows)
         return plan_disentangled(positions, self.head_dim, len(self.active), own, k_r, q_r, back)
 
     def _projections(self, host: Host | None):
@@ -155,6 +149,15 @@ class DeBERTa(Encoding):
                     "deberta needs as many key heads as query heads"
                 )
         return host.k_proj, host.q_proj
+
+
+def project_terms(
+    table: Tensor, terms: Sequence[str], key: Any, query: Any, heads: int, rows: slice
+) -> tuple[Tensor | None, Tensor | None]:
+    """K_r and Q_r of rows of the table, by the modules `key` and `query`, where "c2p" and "p2c" are among the terms."""
+    projections = {name: by for name, by in (("c2p", key), ("p2c", query)) if name in terms}
+    projected = dict(zip(projections, project_heads(table, tuple(projections.values()), heads, rows), strict=True))
+    return projected.get("c2p"), projected.get("p2c")
 
 
 def plan_disentangled(

@@ -27,7 +27,6 @@ from ..core.torch_modes import transform_reason
 from . import reference
 from .lowering import LoweredPlan
 
-reads_raw_plan = False
 SCORES = 1 << 22
 """Scores of one block: 16 MiB of float32 ..."""
 FEWEST = 64

@@ -28,11 +28,8 @@ from .base import Engine
 from .lowering import Facts, LoweredPlan
 
 PLAIN = frozenset((Tensor, torch.nn.Parameter, type(None)))
-OTHER_SLOTS = tuple(
-    slot.name
-    for slot in fields(Plan)
-    if slot.name not in ("positions", "shift", "rotate", "lookups", "scale", "slopes", "pair_axes")
-)
+SLOTS = ("positions", "shift", "rotate", "lookups", "scale", "slopes", "pair_axes")
+OTHER_SLOTS = tuple(slot.name for slot in fields(Plan) if slot.name not in SLOTS)
 """Fields of a plan that must be None here, including those that are added later."""
 MASKS = frozenset(("causal", "window", "key_mask", "documents", "mask"))
 MOST = 1024

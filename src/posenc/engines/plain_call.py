@@ -176,9 +176,7 @@ def _run_on_gpu(q: Tensor, k: Tensor, v: Tensor, plan: Plan | None, causal: bool
                 return None
             q, k, v = moved
     causal = causal and q_length > 1
-    if heads == kv_heads:
-        return scaled_dot_product_attention(q, k, v, None, 0.0, causal, scale=scale)
-    return scaled_dot_product_attention(q, k, v, None, 0.0, causal, scale=scale, enable_gqa=True)
+    return scaled_dot_product_attention(q, k, v, None, 0.0, causal, scale=scale, enable_gqa=heads != kv_heads)
 
 
 def _autocast_changes(dtype: torch.dtype, device: str) -> bool:

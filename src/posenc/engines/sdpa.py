@@ -15,7 +15,6 @@ from ..core.torch_modes import transform_reason
 from . import blocked, dense_bias
 from .lowering import LoweredPlan
 
-reads_raw_plan = False
 VECTOR = 16
 """Numbers in the widest vector register of a CPU, AVX-512's."""
 

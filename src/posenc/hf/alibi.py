@@ -193,8 +193,5 @@ def tiny(folder: str) -> tuple[Any, dict[str, Any]]:
     return tiny_model("Mpt", vocab_size=32, d_model=16, n_layers=2, n_heads=2, max_seq_len=192), tiny_text()
 
 
-FAMILY = Family(
-    tiny,
-    parts=(BloomAttention, BloomModel, MptAttention, MptBlock),
-    hooks={modeling_bloom.BloomModel: before_bloom, BloomModel: before_bloom, modeling_mpt.MptModel: before_mpt},
-)
+HOOKS = {modeling_bloom.BloomModel: before_bloom, BloomModel: before_bloom, modeling_mpt.MptModel: before_mpt}
+FAMILY = Family(tiny, parts=(BloomAttention, BloomModel, MptAttention, MptBlock), hooks=HOOKS)

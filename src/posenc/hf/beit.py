@@ -18,10 +18,9 @@ from torch import Tensor
 
 from .. import Plan, Positions
 from ..core.memo import Memo, may_keep
-from ..encodings.grid.bias import GridBias
 from ..nn import blocks
 from .family import SIZES, Family, InterfaceLayer, tiny_model, variants
-from .layer import Layer, Part, Sample, split
+from .layer import Layer, Part, split
 
 
 class GridTable(Part):
@@ -58,18 +57,6 @@ def _on_device(index: Tensor, window: tuple[int, int], device: torch.device) -> 
     return found
 
 
-def plan_image(table: Tensor | None, window: tuple[int, int], scale: float) -> Plan:
-    """table [(2 rows - 1)(2 columns - 1) + 3, H], query minus key."""
-    positions = Positions(window[0] * window[1] + 1)
-    if table is None:
-        return Plan(positions, scale=scale)
-    encoding = GridBias(heads=table.shape[1], window=window, class_token=True)
-    del encoding.table
-    encoding.table = table  # type: ignore[assignment]
-    plan = encoding.terms(positions)
-    return Plan(plan.positions, lookups=plan.lookups, decay=plan.decay, scale=scale)
-
-
 class Beit(InterfaceLayer):
     encoding = "grid_bias"
     relies_on = {"forward": ("hidden_states", "attention_mask")}
@@ -80,10 +67,6 @@ class Beit(InterfaceLayer):
     def plan_of(cls, module, position_bias, scaling, query, kwargs):
         return None
 
-    @staticmethod
-    def sample(module, length):
-        return module.num_attention_heads, module.head_dim, Plan(Positions(length), scale=module.scaling), {}
-
 
 class Data2VecVision(Layer):
     encoding = "grid_bias"
@@ -93,12 +76,6 @@ class Data2VecVision(Layer):
             "hidden_states", "output_attentions", "relative_position_bias", "interpolate_pos_encoding", "resolution",
         )
     }  # fmt: skip
-
-    def posenc_sample(self, length: int) -> Sample:
-        own = self.relative_position_bias if self.has_relative_position_bias else None
-        table, window = (None, (1, length - 1)) if own is None else (own.relative_position_bias_table, own.window_size)
-        plan = plan_image(table, window, self.attention_head_size**-0.5)
-        return self.num_attention_heads, self.attention_head_size, plan, {}
 
     def forward(
         self, hidden_states, output_attentions=False, relative_position_bias=None, interpolate_pos_encoding=False,

@@ -18,8 +18,7 @@ from transformers.models.deberta_v2 import modeling_deberta_v2
 
 from .. import Index, Plan, Positions
 from ..core import index
-from ..core.projection import project_heads
-from ..encodings.deberta import plan_disentangled
+from ..encodings.deberta import plan_disentangled, project_terms
 from . import masks
 from .family import SIZES, Family, tiny_model, tiny_text, variants
 from .layer import Layer, Part, Sample, split, zeros_beside
@@ -60,11 +59,7 @@ class Disentangled(Layer):
         if table is not None and self.relative_attention:
             some, rows = self.posenc_rows(length)
             key, query = self.posenc_projections()
-            projections = {name: by for name, by in (("c2p", key), ("p2c", query)) if name in terms}
-            projected = project_heads(
-                self.pos_dropout(table), tuple(projections.values()), self.num_attention_heads, some
-            )
-            k_r, q_r = map(dict(zip(projections, projected, strict=True)).get, ("c2p", "p2c"))
+            k_r, q_r = project_terms(self.pos_dropout(table), terms, key, query, self.num_attention_heads, some)
         return plan_disentangled(positions, self.attention_head_size, len(terms), rows, k_r, q_r)
 
     def posenc_rows(self, length: int) -> tuple[slice, Index]:
@@ -202,8 +197,5 @@ def tiny(folder: str) -> tuple[Any, dict[str, Any]]:
 
 
 ENCODERS = variants(_Encoder, "deberta.DebertaEncoder", "deberta_v2.DebertaV2Encoder")
-FAMILY = Family(
-    tiny,
-    parts=(DebertaSelfAttention, DebertaV2SelfAttention, *ENCODERS),
-    hooks={modeling_deberta.DebertaModel: before_model, modeling_deberta_v2.DebertaV2Model: before_model},
-)
+HOOKS = {modeling_deberta.DebertaModel: before_model, modeling_deberta_v2.DebertaV2Model: before_model}
+FAMILY = Family(tiny, parts=(DebertaSelfAttention, DebertaV2SelfAttention, *ENCODERS), hooks=HOOKS)

@@ -20,7 +20,7 @@ from .. import Index, Lookup, Plan, Positions, attend
 from ..nn import blocks
 from .family import Family, tiny_model, variants
 from .interface import are_collected
-from .layer import Layer, Sample
+from .layer import Layer
 
 
 class Decomposed(Layer):
@@ -45,11 +45,6 @@ class Decomposed(Layer):
             table = torch.cat((pairs[:, 0].flip(0), pairs[0, 1:])) / self.scale
             lookups.append(Lookup(Index(1 - size, size - 1, axis=axis), dot_query=table[None]))
         return Plan(at, lookups=tuple(lookups), scale=self.scale)
-
-    def posenc_sample(self, length: int) -> Sample:
-        heads, side = self.posenc_heads, max(1, int(length**0.5))
-        plan = self.posenc_plan((side, side)) if self.posenc_has_positions else Plan(Positions(side * side))
-        return heads, self.qkv.in_features // heads, plan, {}
 
     def posenc_attend(self, states: Tensor) -> Tensor:
         """[B, rows, columns, channels] -> the same."""

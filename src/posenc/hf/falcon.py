@@ -128,8 +128,5 @@ def tiny(folder: str) -> tuple[Any, dict[str, Any]]:
     return modeling_falcon.FalconModel._from_config(config, attn_implementation="sdpa"), tiny_text(1030)
 
 
-FAMILY = Family(
-    tiny,
-    parts=(FalconAttention, FalconModel),
-    hooks={modeling_falcon.FalconModel: before_model, FalconModel: before_model},
-)
+HOOKS = {modeling_falcon.FalconModel: before_model, FalconModel: before_model}
+FAMILY = Family(tiny, parts=(FalconAttention, FalconModel), hooks=HOOKS)

@@ -105,7 +105,7 @@ class InterfaceLayer(InterfacePart):
 
     @staticmethod
     def sample(module: Any, length: int) -> Sample:
-        """A typical call, for `report`."""
+        """A typical call, for `report`, where `on_cpu` and `on_gpu` do not say what runs."""
         raise NotImplementedError
 
 

@@ -241,17 +241,14 @@ def _is_eager_only(file: str, config: str | None) -> bool:
 def _read(function: Callable, local_size: int | None, kwargs: dict[str, Any]) -> dict[str, Any] | None:
     """causal, window and documents of a mask function, or None."""
     found: dict[str, Any] = dict(NOTHING_HIDDEN)
-    if function is masking_utils.causal_mask_function:
-        return {**found, "causal": True}
-    if function is masking_utils.bidirectional_mask_function:
-        return found
-    if not torch.compiler.is_compiling():
+    plain = function in (masking_utils.causal_mask_function, masking_utils.bidirectional_mask_function)
+    if plain or not torch.compiler.is_compiling():
         return found if _read_closure(function, found) else None
     # a compiled call cannot look into a closure; without other overlays causal layers have a window and nothing else
     config = kwargs.get("config")
     window = getattr(config, "sliding_window", None)
-    plain = kwargs.get("allow_is_causal_skip") and not getattr(config, "attention_chunk_size", None)
-    if plain and local_size is not None and local_size == window and getattr(config, "is_causal", True):
+    alone = kwargs.get("allow_is_causal_skip") and not getattr(config, "attention_chunk_size", None)
+    if alone and local_size is not None and local_size == window and getattr(config, "is_causal", True):
         return {**found, "causal": True, "window": (local_size - 1, None)}
     return None
 

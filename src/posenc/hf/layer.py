@@ -77,7 +77,7 @@ class Layer(Part):
         self.posenc_index: Any = self.posenc_index_of()
 
     def posenc_sample(self, length: int) -> Sample:
-        """A typical call, for `report`."""
+        """A typical call, for `report`, where `on_cpu` and `on_gpu` do not say what runs."""
         raise NotImplementedError
 
     def posenc_planned(

@@ -170,8 +170,5 @@ def tiny(folder: str) -> tuple[Any, dict[str, Any]]:
     return tiny_model("LongT5", **T5_SIZES, **blocks, d_model=16, attn_implementation="eager"), tiny_pair()
 
 
-FAMILY = Family(
-    tiny,
-    parts=(LongT5Attention, LongT5LocalAttention, LongT5TransientGlobalAttention),
-    hooks={modeling_longt5.LongT5Stack: before_stack},
-)
+PARTS = LongT5Attention, LongT5LocalAttention, LongT5TransientGlobalAttention
+FAMILY = Family(tiny, parts=PARTS, hooks={modeling_longt5.LongT5Stack: before_stack})

@@ -266,10 +266,8 @@ class Report:
         if not self.layers:
             return f"{self.model}: nothing is accelerated"
         groups = Counter((one.layer, one.encoding, one.engine, one.way) for one in self.layers)
-        lines = [
-            f"{count:>4} × {layer} ({encoding}) on {engine}, by {way}"
-            for (layer, encoding, engine, way), count in groups.items()
-        ]
+        counted = [(count, *group) for group, count in groups.items()]
+        lines = [f"{n:>4} × {layer} ({encoding}) on {engine}, by {way}" for n, layer, encoding, engine, way in counted]
         return "\n".join([f"{self.model}: {len(self.layers)} attention layers run on posenc", *lines])
 
 

@@ -26,7 +26,7 @@ from .. import Index, Lookup, Plan, Positions
 from ..encodings.grid.positions import flatten, reach_of
 from ..nn import blocks
 from .family import Family, InterfaceLayer, tiny_model, variants
-from .layer import Layer, Sample, split
+from .layer import Layer, split
 
 ALL = slice(None)
 
@@ -89,12 +89,6 @@ class Swin(InterfaceLayer):
     def plan_of(cls, module, position_bias, scaling, query, kwargs):
         return None
 
-    @staticmethod
-    def sample(module, length):
-        bias = module.relative_position_bias
-        plan = plan_window(bias.relative_position_bias_table, bias.window_size, module.scaling)
-        return module.num_attention_heads, module.head_dim, plan, {}
-
 
 # ---- its copies, and v2 ----------------------------------------------------------------------------------------------
 class Window(Layer):
@@ -106,10 +100,6 @@ class Window(Layer):
 
     def posenc_table(self) -> Tensor:
         return self.relative_position_bias_table
-
-    def posenc_sample(self, length: int) -> Sample:
-        plan = plan_window(self.posenc_table(), self.window_size, self.attention_head_size**-0.5)
-        return self.num_attention_heads, self.attention_head_size, plan, {}
 
     def forward(self, hidden_states, attention_mask=None, output_attentions=False):
         if output_attentions:

@@ -147,10 +147,8 @@ class LayerCache:
 
     def _moved(self) -> tuple[Tensor, Tensor]:
         """Storage of max_length tokens that only this slot knows, with the tokens so far."""
-        assert self._k is not None and self._v is not None and self.max_length is not None
-        k, v = _room(self._k, self.max_length), _room(self._v, self.max_length)
-        k[:, :, : self.length] = self._k[:, :, : self.length].detach()
-        v[:, :, : self.length] = self._v[:, :, : self.length].detach()
+        assert self._k is not None and self._v is not None
+        k, v = (self._written(x, x[:, :, :0], self.length) for x in (self._k, self._v))
         return k, v
 
     def commit(self, appended: Appended, marks: dict[str, Tensor]) -> None:

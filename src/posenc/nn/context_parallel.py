@@ -10,8 +10,8 @@ from torch import Tensor
 from ..core.encoding import Encoding
 from ..core.mask import as_bool_mask
 from ..core.plan import Plan
-from ..core.positions import Positions, Side
-from ..parallel.blocks import Tokens
+from ..core.positions import Positions
+from ..parallel.blocks import Tokens, positions_of
 from ..parallel.collectives import gather_tokens, total
 from ..parallel.context import ContextParallel
 from ..parallel.functional import attend
@@ -91,9 +91,8 @@ def _axes(positions: Tensor | None) -> tuple[Tensor | None, ...]:
 
 def _side(cp: ContextParallel, x: Tensor, axes: tuple[Tensor | None, ...]) -> Positions:
     """The positions of x's tokens, for `embed`."""
-    sides: list[Side] = Tokens(cp.segments(x.shape[1]), axes).all_sides(x.device)
-    more: list[Any] = [(side, side) for side in sides[1:]]
-    return Positions(sides[0], more=more)
+    sides = Tokens(cp.segments(x.shape[1]), axes).all_sides(x.device)
+    return positions_of(sides, sides)
 
 
 def _whole(cp: ContextParallel, x: Tensor | None) -> Tensor | None:

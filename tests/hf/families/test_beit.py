@@ -48,21 +48,6 @@ def test_tables_and_sizes(config, model, shared, attention, size, image):
     gradients_agree(our_gradients, their_gradients)
 
 
-def test_the_plan_is_the_bias():
-    """What an engine would run: GridBias with a class token, against the dense bias."""
-    torch.manual_seed(1)
-    table = torch.randn(7 * 7 + 3, 2)
-    plan = beit.plan_image(table, (4, 4), 0.5)
-    model, _ = beit.tiny("beit")
-    module = model.layers[0].relative_position_bias
-    module.relative_position_bias_table.data.copy_(table)
-    q = torch.randn(1, 2, 17, 8)
-    from posenc.functional import scores
-
-    wanted = 0.5 * q @ q.transpose(-1, -2) + module((4, 4))
-    torch.testing.assert_close(scores(q, q, plan), wanted)
-
-
 @pytest.mark.parametrize("folder", ["beit", "data2vec"])
 def test_as_on_a_gpu(folder, monkeypatch):
     """The bias is one for the batch, with gradients and without: on a CPU, as if it were none."""

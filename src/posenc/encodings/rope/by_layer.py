@@ -54,9 +54,8 @@ def _rotated(config: Any, types: list, layers: int) -> list[bool]:
             raise OptionError(f"no_rope_layers has {len(listed)} entries for {layers} layers; give one for each")
         return [bool(each) for each in listed[:layers]]
     kind = getattr(config, "model_type", "")
-    if kind.startswith("cohere2"):
-        return [each == SLIDING for each in types]
-    if kind.startswith("exaone") and getattr(config, "sliding_window", None) is not None:
+    has_window = getattr(config, "sliding_window", None) is not None
+    if kind.startswith("cohere2") or (kind.startswith("exaone") and has_window):
         return [each == SLIDING for each in types]
     return [True] * layers
 

@@ -18,19 +18,8 @@ from typing import Any
 
 from ...core.checks import nearest, show_value
 from ...core.errors import OptionError
-from .fields import (
-    ALWAYS,
-    LOCAL_BASES,
-    MODEL,
-    field,
-    has_rotation,
-    head_of,
-    keys,
-    no_rotation,
-    same,
-    text_part,
-    validate,
-)
+from . import fields
+from .fields import ALWAYS, MODEL, field, keys
 from .model_defaults import BASES, BY_LAYER, INTERLEAVED, LAYERED
 from .scaling import (
     NTK,
@@ -94,14 +83,15 @@ class Setup:
 def read(config, dialect: str = "hf", *, layer_type: str | None = None, length: int | None = None) -> Setup:
     """See `posenc.scaling.from_config`."""
     _known(dialect)
-    layer_type, length = validate("layer_type", layer_type), validate("length", length)
+    layer_type, length = fields.validate("layer_type", layer_type), fields.validate("length", length)
     if dialect == "llama.cpp":
         from .gguf import read_gguf
 
         return read_gguf(_mapping(config), length)
     whole = _mapping(config, layer_type)
-    if whole.get("model_type") is not None and not has_rotation(whole) and not _parts(text_part(whole)):
-        raise OptionError(no_rotation(whole))
+    is_model = whole.get("model_type") is not None
+    if is_model and not fields.has_rotation(whole) and not _parts(fields.text_part(whole)):
+        raise OptionError(fields.no_rotation(whole))
     model, rope = _split(whole, layer_type, dialect)
     kind = _kind(rope, model, dialect)
     allowed = KEYS[dialect][kind] | ALWAYS
@@ -136,26 +126,26 @@ def _mapping(config, layer_type: str | None = None) -> dict[str, Any]:
     if isinstance(config, Mapping):
         return keys("the configuration", config)
     if hasattr(config, "to_dict"):  # a transformers config; its attributes hold what to_dict leaves out
-        fields = config.to_dict()
+        found = config.to_dict()
         for name in ("head_dim", "hidden_size", "num_attention_heads", "max_position_embeddings", "rope_parameters"):
             try:
                 value = getattr(config, name, None)
             except RuntimeError:  # differs from layer to layer
                 value = None if layer_type is None else getattr(config.per_layer_config[layer_type], name)
-                fields[name] = value
+                found[name] = value
             if value is not None:
-                fields.setdefault(name, value)
-        return fields
+                found.setdefault(name, value)
+        return found
     raise OptionError(f"a configuration is a dict or a transformers config, got {type(config).__name__}")
 
 
 def _split(config: dict[str, Any], layer_type: str | None, dialect: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """(the model's keys, the rotation's keys)."""
-    config = text_part(config)
+    config = fields.text_part(config)
     if parts := _parts(config):
         raise OptionError(f"this configuration has parts, each read by itself: give one of {', '.join(parts[:8])}")
     new, old = field(config, "rope_parameters"), field(config, "rope_scaling")
-    if new and old and not same(new, old):
+    if new and old and not fields.same(new, old):
         raise OptionError("rope_parameters and rope_scaling disagree; keep one of them")
     rope = new or old
     layers = any(isinstance(value, Mapping) and not ALWAYS.isdisjoint(value) for value in config.values())
@@ -227,7 +217,7 @@ def _by_layer(model: dict[str, Any], rope: dict[str, Any]) -> dict[str, Any]:
             f"{kind} has a rotation for each type of layer, and this file does not state them; "
             "read it with transformers' AutoConfig, and give that"
         )
-    named = next(((local, others) for local, others in LOCAL_BASES.items() if local in model), None)
+    named = next(((local, others) for local, others in fields.LOCAL_BASES.items() if local in model), None)
     if named is None and kind not in LAYERED:
         return rope
     local, others = named or ("rope_local_base_freq", "rope_theta")
@@ -287,7 +277,7 @@ def _sizes(model: dict[str, Any], rope: dict[str, Any], kind: str) -> tuple[int 
     if head_dim is None:
         hidden = field(model, "hidden_size") or field(model, "n_embd")
         heads = None if hidden is None else field(model, "num_attention_heads") or field(model, "n_head")
-        head_dim = head_of(hidden, heads) if hidden and heads else None
+        head_dim = fields.head_of(hidden, heads) if hidden and heads else None
     name = "partial_rotary_factor"
     part = _agree(name, field(rope, name), field(model, name), field(model, "rotary_pct"))
     if kind == "proportional" or head_dim is None:

@@ -115,10 +115,8 @@ def has_rotation(config: dict[str, Any], depth: int = 4) -> bool:
         return False
     kind, embedding = field(config, "model_type", ""), field(config, "position_embedding_type", "")
     named = any(key.startswith(("rope_", "rotary_")) or key in ROTATION for key in config) or config.get("rope") is True
-    parts = depth > 0 and any(
-        key.endswith("_config") and isinstance(value, Mapping) and has_rotation(keys(key, value), depth - 1)
-        for key, value in config.items()
-    )
+    inner = {key: value for key, value in config.items() if key.endswith("_config") and isinstance(value, Mapping)}
+    parts = depth > 0 and any(has_rotation(keys(key, value), depth - 1) for key, value in inner.items())
     return named or parts or embedding in ("rotary", "rope") or kind in KEYLESS
 
 

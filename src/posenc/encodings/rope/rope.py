@@ -284,10 +284,12 @@ def rotation_of(positions: Positions, layout: Layout, values: bool, phases_at) -
     """Phases of both sides, computed once where queries and keys share them (or queries are some of the keys)."""
     q, k = positions.q, positions.k
     both = phases_at(k)
+    if q is k:
+        return Rotation(both, both, layout, values)
     if isinstance(q, Run) and isinstance(k, Run) and isinstance(q.start, int) and isinstance(k.start, int):
         skip = q.start - k.start
         if skip >= 0 and skip + q.length <= k.length:
             rows = slice(skip, skip + q.length)
             queries = both if q == k else (both[0][:, rows], both[1][:, rows])
             return Rotation(queries, both, layout, values)
-    return Rotation(both if q is k else phases_at(q), both, layout, values)
+    return Rotation(phases_at(q), both, layout, values)

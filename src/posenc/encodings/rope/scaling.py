@@ -442,9 +442,8 @@ def yarn_ramp(
     """
     if base <= 1.0:
         raise OptionError(f"YaRN finds its pairs through log(base), and base={base}; give a base above 1")
-    low, high = (
-        size * math.log(original / (beta * math.tau)) / (2.0 * math.log(base)) for beta in (beta_fast, beta_slow)
-    )
+    betas = beta_fast, beta_slow
+    low, high = (size * math.log(original / (beta * math.tau)) / (2.0 * math.log(base)) for beta in betas)
     if truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, size - 1)
