@@ -11,10 +11,11 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from functools import partial
 from itertools import product
 from pathlib import Path
 
-from tests.gpu import hopper
+from tests.gpu import gluon_calls, hopper
 
 TERMS = ("shaw", "values", "keys", "deberta", "logits", "biased")
 FLAGS = (("", "causal"), ("window", "band"), ("padding", "causal padding"), ("documents", "causal documents"), ("all",))
@@ -51,9 +52,7 @@ def checks(only):
         groups.append(
             [{"kind": "check", "name": f"step {terms} {masks}", "step": True, "terms": terms, "masks": masks}]
         )
-    wanted = lambda job: not only or any(part in job["name"] for part in only)  # noqa: E731
-    groups = [[job for job in group if wanted(job)] for group in groups]
-    return [group for group in groups if group]
+    return gluon_calls.chosen(groups, only)
 
 
 def timings(only, pair):
@@ -62,7 +61,7 @@ def timings(only, pair):
         terms, _, masks = what.partition(" ")
         name = f"B{batch} H{heads} L{length} D{size} | {what}"
         jobs.append({"kind": "time", "name": name, "batch": batch, "heads": heads, "length": length, "size": size, "terms": terms, "masks": masks, "pair": pair})  # fmt: skip
-    return [job for job in jobs if not only or any(part in job["name"] for part in only)]
+    return [job for (job,) in gluon_calls.chosen([[job] for job in jobs], only)]
 
 
 def warm_ups(jobs):
@@ -111,112 +110,34 @@ def release(enabled=True):
     gluon.SHORTEST_CONTENT_BACKWARD = 1 if enabled else 1 << 30
     gluon.SHORTEST_CONTENT = 1
     gluon.WIDE_OF_128 = True
-    gluon.give_up = fail
+    gluon.give_up = gluon_calls.fail
 
 
-def fail(error):
-    raise error
-
-
-class Call:
-    """One backward pass, with what it needs."""
+class Call(gluon_calls.Call):
+    release = staticmethod(release)
 
     def __init__(self, batch, heads, kv_heads, lq, lk, size, terms, masks, dtype, timed=False):
-        import torch
+        plan = partial(make_plan, terms, heads, lq, lk, size, "causal" in masks, dtype)
+        super().__init__(batch, heads, kv_heads, lq, lk, size, masks, dtype, plan, timed)
 
-        from posenc.engines.triton import launch, launcher
-
-        release()
-        self.masks = hopper.make_masks(masks, batch, lq, lk, timed)
-        self.q, self.k, self.v = hopper.make_tensors(batch, heads, kv_heads, lq, lk, size, dtype, "transposed")
-        self.plan = make_plan(terms, heads, lq, lk, size, "causal" in masks, dtype)
-        self.x, self.num, self.scale = hopper.prepare(self.q, self.k, self.v, self.plan, **self.masks)
-        self.do = torch.randn_like(self.q)
-        self.launch = launcher.launch
-        with torch.no_grad():
-            self.out, self.lse, self.mass = launch.run_forward(self.launch, self.x, self.num, self.scale, 0.0)
-
-    def run(self, is_pair=False):
-        """The gradients, by name."""
-        import torch
-
+    def refuse(self, *given):
         from posenc.engines import gluon
-        from posenc.engines.triton.arguments import GRADIENTS
-        from posenc.engines.triton.launch import _without_joined_bias, run_backward
-        from posenc.engines.triton.ops import finish_gradient
 
-        release(not is_pair)
-        if not is_pair:
-            reason = gluon.refuse_content_backward(
-                _without_joined_bias(self.x, self.num), self.num, self.scale, 0.0, self.do
-            )
-            assert reason is None, reason
-        wanted = {name: getattr(self.x, name) is not None for name in GRADIENTS}
-        with torch.no_grad():
-            found = run_backward(self.launch, self.do, None, self.out, self.lse, self.mass, self.x, self.num, self.scale, 0.0, wanted)  # fmt: skip
-            return {
-                name: finish_gradient(self.launch, y, getattr(self.x, name)) for name, y in zip(GRADIENTS, found) if y is not None
-            }  # fmt: skip
+        return gluon.refuse_content_backward(*given)
 
 
 def check(job):
     import torch
 
-    from tests import budget
-
     if job.get("step"):
-        return check_step(job)
-    dtype = getattr(torch, job["dtype"])
-    call = Call(
-        2 if job["lq"] < 2000 else 1, 4, 2, job["lq"], job["lk"], job["size"], job["terms"], job["masks"], dtype
-    )
-    expected, allowed = budget.expect(call.q, call.k, call.v, call.plan, call.do, **call.masks)
-    first = call.run()
-    for _ in range(3):
-        now = call.run()
-        same = {name: torch.equal(first[name], now[name]) for name in first if name not in ("q", "states")}
-        assert all(same.values()) or any(x.isnan().any() for x in now.values()), f"different bits: {same}"
-    results = {name: first.pop(name) for name in "qkv"}
-    results["out"] = call.out
-    for name, gradient in first.items():
-        getattr(call.x, name).backward(gradient, retain_graph=True)
-    results |= {name: x.grad for name, x in call.plan.tensors()}
-    worst = {name: float(budget.excess(x, expected[name], allowed[name])) for name, x in results.items()}
-    bad = {name: x for name, x in worst.items() if not x <= 1.0}
-    if bad:
-        nans = {name: int(results[name].isnan().sum()) for name in bad}
-        return {"failed": f"of its budget: {worst}; NaN: {nans}"}
-    return {"worst": max(worst.values())}
+        from posenc.engines.gluon import content_launch
 
-
-def check_step(job):
-    """Through `attend`, with every gradient, four times: the second call is recorded, the third replays."""
-    import torch
-
-    from posenc import attend
-    from posenc.engines.gluon import content_launch
-    from tests import budget
-
-    release()
-    q, k, v = (x.requires_grad_() for x in hopper.make_tensors(1, 2, 1, 2300, 2300, 64, torch.bfloat16, "transposed"))
-    plan = make_plan(job["terms"], 2, 2300, 2300, 64, "causal" in job["masks"], torch.bfloat16)
-    masks = hopper.make_masks(job["masks"], 1, 2300, 2300)
-    leaves = {"q": q, "k": k, "v": v, **dict(plan.tensors())}
-    g = torch.randn_like(q)
-    expected, allowed = budget.expect(q, k, v, plan, g, **masks)
-    calls, run = [], content_launch.run_backward
-    content_launch.run_backward = lambda *args, **options: calls.append(1) or run(*args, **options)
-
-    def step():
-        out = attend(q, k, v, plan, engine="triton", **masks)
-        return dict(zip(leaves, torch.autograd.grad(out, list(leaves.values()), g)))
-
-    worst = 0.0
-    for _ in range(4):
-        for name, ours in step().items():
-            worst = max(worst, float(budget.excess(ours, expected[name], allowed[name])))
-    assert calls, "the kernel was not used"
-    return {"worst": worst} if worst <= 1.0 else {"failed": f"{worst} of a budget"}
+        release()
+        plan = partial(make_plan, job["terms"], 2, 2300, 2300, 64, "causal" in job["masks"], torch.bfloat16)
+        return gluon_calls.check_step(plan, job["masks"], content_launch)
+    batch, dtype = 2 if job["lq"] < 2000 else 1, getattr(torch, job["dtype"])
+    call = Call(batch, 4, 2, job["lq"], job["lk"], job["size"], job["terms"], job["masks"], dtype)
+    return call.check(by_atomics=("q", "states"))
 
 
 def make_call(job):
@@ -239,8 +160,6 @@ def warm_up(job):
 
 def measure(job):
     import torch
-    import torch.nn.functional as F
-    from torch.nn.attention import SDPBackend, sdpa_kernel
 
     from posenc import attend
     from posenc.engines.gluon.content_backward import backward_content
@@ -270,8 +189,7 @@ def measure(job):
     plan = make_plan(job["terms"], job["heads"], job["length"], job["length"], job["size"], causal, torch.bfloat16)
 
     def plain():
-        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-            return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+        return gluon_calls.plain_attention(q, k, v, causal)
 
     def step(forward, leaves):
         return hopper.time_graph(lambda: torch.autograd.grad(forward(), leaves, call.do))
@@ -351,13 +269,7 @@ def main() -> None:
     if "time" not in args.skip:
         hopper.run_all([[job] for job in timings(args.only, args.pair)], 1, began + args.seconds, timed)
     save()
-    failed = [x for x in checked if "failed" in x]
-    left = sum("left out" in x for x in checked)
-    worst = max((x["worst"] for x in checked if "worst" in x), default=0)
-    for x in failed:
-        print("FAILED", x["name"], x["failed"])
-    print(f"{len(checked) - len(failed) - left} passed, {len(failed)} failed, {left} left out; worst {worst:.2f} of a budget; "
-          f"{time.monotonic() - began:.0f} s", flush=True)  # fmt: skip
+    gluon_calls.print_checks(checked, time.monotonic() - began)
     for x in timed:
         print(f"{x['name']:45} " + " ".join(f"{a} {x[a]}" for a in ("ours", "gathered", "kernel", "pair", "window (64, 4, 1)", "window (64, 4, 2)", "forward", "step", "cudnn_forward", "cudnn_step", "ratio", "failed", "left out") if a in x))  # fmt: skip
 

@@ -12,10 +12,11 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from functools import partial
 from itertools import product
 from pathlib import Path
 
-from tests.gpu import hopper
+from tests.gpu import gluon_calls, hopper
 
 FLAGS = (("", "causal"), ("window", "band"), ("padding", "causal padding"), ("causal documents",), ("all",))
 LENGTHS = ((600, 600), (1, 1), (65, 65), (129, 200), (1000, 1000), (1300, 700), (2500, 2500))
@@ -44,9 +45,7 @@ def checks(only):
         [{"kind": "check", "name": f"step {masks}", "step": True, "masks": masks}]
         for masks in ("", "causal", "padding")
     ]
-    wanted = lambda job: not only or any(part in job["name"] for part in only)  # noqa: E731
-    groups = [[job for job in group if wanted(job)] for group in groups]
-    return [group for group in groups if group]
+    return gluon_calls.chosen(groups, only)
 
 
 def timings(only, pair, variants):
@@ -55,7 +54,7 @@ def timings(only, pair, variants):
         name = f"B{batch} H{heads} L{length} | {masks}"
         jobs.append({"kind": "time", "name": name, "batch": batch, "heads": heads, "length": length, "masks": masks, "schedules": variants and number == 0, "kernels": number < 2,
                      "pair": pair and length <= LONGEST_PAIR})  # fmt: skip
-    return [job for job in jobs if not only or any(part in job["name"] for part in only)]
+    return [job for (job,) in gluon_calls.chosen([[job] for job in jobs], only)]
 
 
 def warm_ups(jobs):
@@ -89,50 +88,22 @@ def release(enabled=True):
 
     gluon._failures[:] = [] if enabled else ["the pair is asked for"]
     gluon.FEWEST = gluon.SHORTEST = 1
-    gluon.give_up = fail
+    gluon.give_up = gluon_calls.fail
 
 
-def fail(error):
-    raise error
-
-
-class Call:
-    """One backward pass, with what it needs."""
+class Call(gluon_calls.Call):
+    release = staticmethod(release)
 
     def __init__(self, batch, heads, kv_heads, lq, lk, masks, bias=True, timed=False):
         import torch
 
-        from posenc.engines.triton import launch, launcher
+        plan = partial(make_plan, heads, lq, lk, bias and "no bias" not in masks)
+        super().__init__(batch, heads, kv_heads, lq, lk, 64, masks, torch.bfloat16, plan, timed)
 
-        release()
-        self.masks = hopper.make_masks(masks, batch, lq, lk, timed)
-        self.q, self.k, self.v = hopper.make_tensors(batch, heads, kv_heads, lq, lk, 64, torch.bfloat16, "transposed")
-        self.plan = make_plan(heads, lq, lk, bias and "no bias" not in masks)
-        self.x, self.num, self.scale = hopper.prepare(self.q, self.k, self.v, self.plan, **self.masks)
-        self.do = torch.randn_like(self.q)
-        self.launch = launcher.launch
-        with torch.no_grad():
-            self.out, self.lse, _ = launch.run_forward(self.launch, self.x, self.num, self.scale, 0.0)
-
-    def run(self, is_pair=False):
-        """The gradients, by name."""
-        import torch
-
+    def refuse(self, *given):
         from posenc.engines import gluon
-        from posenc.engines.triton.arguments import GRADIENTS
-        from posenc.engines.triton.launch import _without_joined_bias, run_backward
-        from posenc.engines.triton.ops import finish_gradient
 
-        release(not is_pair)
-        content = _without_joined_bias(self.x, self.num)
-        reason = None if is_pair else gluon.refuse_rolling_backward(content, self.num, self.scale, 0.0, self.do)
-        assert reason is None, reason
-        wanted = {name: getattr(self.x, name) is not None for name in GRADIENTS}
-        with torch.no_grad():
-            found = run_backward(self.launch, self.do, None, self.out, self.lse, None, self.x, self.num, self.scale, 0.0, wanted)  # fmt: skip
-            return {
-                name: finish_gradient(self.launch, y, getattr(self.x, name)) for name, y in zip(GRADIENTS, found) if y is not None
-            }  # fmt: skip
+        return gluon.refuse_rolling_backward(*given)
 
     def run_forward(self, depth):
         import torch
@@ -159,55 +130,12 @@ class Call:
 
 
 def check(job):
-    import torch
-
-    from tests import budget
-
     if job.get("step"):
-        return check_step(job)
-    call = Call(4 if job["lq"] < 900 else 1, 4, 2, job["lq"], job["lk"], job["masks"], job["bias"])
-    expected, allowed = budget.expect(call.q, call.k, call.v, call.plan, call.do, **call.masks)
-    first = call.run()
-    for _ in range(3):
-        now = call.run()
-        same = {name: torch.equal(first[name], now[name]) for name in first}
-        assert all(same.values()) or any(x.isnan().any() for x in now.values()), f"different bits: {same}"
-    results = {name: first.pop(name) for name in "qkv"}
-    results["out"] = call.out
-    for name, gradient in first.items():
-        getattr(call.x, name).backward(gradient, retain_graph=True)
-    results |= {name: x.grad for name, x in call.plan.tensors()}
-    worst = {name: round(float(budget.excess(x, expected[name], allowed[name])), 3) for name, x in results.items()}
-    if not all(x <= 1.0 for x in worst.values()):
-        nans = {name: int(x.isnan().sum()) for name, x in results.items()}
-        return {"failed": f"of its budget: {worst}; NaN: {nans}"}
-    return {"worst": max(worst.values())}
+        from posenc.engines.gluon import rolling_backward_launch
 
-
-def check_step(job):
-    """Through `attend`, with every gradient, four times: the second call is recorded, the third replays."""
-    import torch
-
-    from posenc import attend
-    from posenc.engines.gluon import rolling_backward_launch
-    from tests import budget
-
-    release()
-    q, k, v = (x.requires_grad_() for x in hopper.make_tensors(1, 2, 1, 2300, 2300, 64, torch.bfloat16, "transposed"))
-    plan = make_plan(2, 2300, 2300, True)
-    masks = hopper.make_masks(job["masks"], 1, 2300, 2300)
-    leaves = {"q": q, "k": k, "v": v, **dict(plan.tensors())}
-    g = torch.randn_like(q)
-    expected, allowed = budget.expect(q, k, v, plan, g, **masks)
-    calls, run = [], rolling_backward_launch.run_backward
-    rolling_backward_launch.run_backward = lambda *args, **options: calls.append(1) or run(*args, **options)
-    worst = 0.0
-    for _ in range(4):
-        out = attend(q, k, v, plan, engine="triton", **masks)
-        for name, ours in zip(leaves, torch.autograd.grad(out, list(leaves.values()), g)):
-            worst = max(worst, float(budget.excess(ours, expected[name], allowed[name])))
-    assert calls, "the kernel was not used"
-    return {"worst": worst} if worst <= 1.0 else {"failed": f"{worst} of a budget"}
+        release()
+        return gluon_calls.check_step(partial(make_plan, 2, 2300, 2300, True), job["masks"], rolling_backward_launch)
+    return Call(4 if job["lq"] < 900 else 1, 4, 2, job["lq"], job["lk"], job["masks"], job["bias"]).check()
 
 
 def make_call(job):
@@ -247,8 +175,6 @@ def measure(job):
 def times(job):
     """(name, milliseconds or MB), the most important ones first."""
     import torch
-    import torch.nn.functional as F
-    from torch.nn.attention import SDPBackend, sdpa_kernel
 
     from posenc import attend
 
@@ -258,8 +184,7 @@ def times(job):
     plan = make_plan(job["heads"], job["length"], job["length"], "no bias" not in job["masks"])
 
     def plain():
-        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-            return F.scaled_dot_product_attention(q, k, v, is_causal="causal" in job["masks"])
+        return gluon_calls.plain_attention(q, k, v, "causal" in job["masks"])
 
     def ours():
         return attend(q, k, v, plan, **call.masks)
@@ -365,13 +290,9 @@ def main() -> None:
         tested = [] if args.warm else checks(args.only)
         hopper.run_all(kernels + tested + schedules, args.workers, began + share * args.seconds, checked)
     jobs = [] if "time" in args.skip or args.warm else jobs
-    failed = [x for x in checked if "failed" in x]
     hopper.run_all([[job] for job in jobs], 1, began + args.seconds, timed)
     save()
-    for x in failed:
-        print("FAILED", x["name"], x["failed"])
-    print(f"{sum('worst' in x for x in checked)} passed, {len(failed)} failed, {sum('left out' in x for x in checked)} left out; "
-          f"worst {max((x['worst'] for x in checked if 'worst' in x), default=0):.2f} of a budget; {time.monotonic() - began:.0f} s", flush=True)  # fmt: skip
+    gluon_calls.print_checks(checked, time.monotonic() - began)
     for x in timed:
         print(x["name"], {a: b for a, b in x.items() if a not in ("name", "seconds")})
 

@@ -20,12 +20,7 @@ def main(arguments: list[str]) -> int:
         "--missing, --seconds, --part, --warm, --merge, --list and --out, writes uses-DEVICE.json")  # fmt: skip
     add("--device", choices=("cpu", "cuda"), default="cpu")
     add("--dtype", choices=("float32", "bfloat16", "float16"), help="float32; on cuda bfloat16")
-    add(
-        "--encodings",
-        nargs="+",
-        metavar="WORKLOAD",
-        help="which workloads (those of the published run); --list names all",
-    )
+    add("--encodings", nargs="+", metavar="WORKLOAD", help="which workloads (those of the published run); --list names all")  # fmt: skip
     add("--lengths", nargs="+", type=int, metavar="TOKENS", help="512 1024 2048 4096; on cuda 4096 16384. Three or more "
         "give the exponents of growth: --lengths 512 1024 2048 4096 8192 16384")  # fmt: skip
     add("--peers", nargs="+", metavar="PEER", help="which peers (all that run on the device)")
@@ -41,13 +36,8 @@ def main(arguments: list[str]) -> int:
     add("--seconds", type=float, metavar="SECONDS", help="uses: start no cell after this time (cuda: 450); cells without a "
         "result come first, then what misses its goal, then the oldest")  # fmt: skip
     add("--part", metavar="K/N", help="uses: every Nth cell from the Kth on")
-    add(
-        "--warm",
-        type=int,
-        default=0,
-        metavar="PROCESSES",
-        help="uses: first compile what the cells need, in so many processes",
-    )
+    add("--warm", type=int, default=0, metavar="PROCESSES", help="uses: first compile what the cells need, in so many "
+        "processes")  # fmt: skip
     add("--merge", nargs="+", metavar="FILE", help="uses: measure nothing, make one file of these results")
     given = parser.parse_args(arguments)
 
@@ -100,9 +90,9 @@ def main(arguments: list[str]) -> int:
         def keep(result: dict) -> None:
             report.save(report.merged(old, result), path)
 
+        peers = given.peers or [name for name, peer in PEERS.items() if given.device in peer.devices]
         result = run(
-            given.encodings or SETS[given.device], lengths, given.peers or [name for name,
-            peer in PEERS.items() if given.device in peer.devices], device=given.device, dtype=dtype,
+            given.encodings or SETS[given.device], lengths, peers, device=given.device, dtype=dtype,
             repeats=given.repeats, train=not given.forward_only, patience=given.patience, tick=tick, keep=keep,
         )  # fmt: skip
     result = report.merged(old, result)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -35,26 +36,24 @@ PER_HEAD = ("none", "rope", "alibi", "t5", "clipped", "shaw", "deberta", "transf
 
 
 def cells(device: str) -> Iterator[Cell]:
-    for name in PER_HEAD:
-        for what, training in PASSES.items():
-            make = partial(one_call, name, 16, 12, 128, 64, training, device)
-            yield Cell(f"host/{name}/16x12x128x64/{what}", make, "host", HOST_GOALS[training])
-    for name in PER_HEAD:
-        for what, training in PASSES.items():
-            make = partial(one_call, name, 32, 12, 512, 64, training, device, "cudnn")
-            yield Cell(f"call/{name}/32x12x512x64/{what}", make, "graph")
+    for name, (what, training) in product(PER_HEAD, PASSES.items()):
+        make = partial(one_call, name, 16, 12, 128, 64, training, device)
+        yield Cell(f"host/{name}/16x12x128x64/{what}", make, "host", HOST_GOALS[training])
+    for name, (what, training) in product(PER_HEAD, PASSES.items()):
+        make = partial(one_call, name, 32, 12, 512, 64, training, device, "cudnn")
+        yield Cell(f"call/{name}/32x12x512x64/{what}", make, "graph")
     for name in ("none", "rope", "t5"):
         make = partial(one_call, name, 4, 16, 4096, 64, True, device, "cudnn")
         yield Cell(f"call/{name}/4x16x4096x64/step", make, "graph")
-    for batch, keys in ((1, 1024), (16, 4096), (64, 8192)):
-        for name in ("none", "rope", "alibi", "t5", "clipped", "shaw"):
-            make = partial(one_query, name, batch, 32, 8, keys, 128, device)
-            yield Cell(f"decode/{name}/{batch}x{keys}/python", make)
-            yield Cell(f"decode/{name}/{batch}x{keys}/graph", make, "graph")
-    for count, side, heads in ((4096, 7, 4), (1024, 16, 16), (512, 24, 8)):
-        for what, training in PASSES.items():
-            make = partial(windows, count, side, heads, 32, training, device)
-            yield Cell(f"windows/{count} of {side}x{side}/H{heads}/{what}", make)
+    caches, names = ((1, 1024), (16, 4096), (64, 8192)), ("none", "rope", "alibi", "t5", "clipped", "shaw")
+    for (batch, keys), name in product(caches, names):
+        make = partial(one_query, name, batch, 32, 8, keys, 128, device)
+        yield Cell(f"decode/{name}/{batch}x{keys}/python", make)
+        yield Cell(f"decode/{name}/{batch}x{keys}/graph", make, "graph")
+    grids = (4096, 7, 4), (1024, 16, 16), (512, 24, 8)
+    for (count, side, heads), (what, training) in product(grids, PASSES.items()):
+        make = partial(windows, count, side, heads, 32, training, device)
+        yield Cell(f"windows/{count} of {side}x{side}/H{heads}/{what}", make)
 
 
 def make_encoding(name: str, heads: int, size: int, device: str, dtype: torch.dtype, causal: bool = False):

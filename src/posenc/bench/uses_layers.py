@@ -6,6 +6,7 @@ import copy
 from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -33,10 +34,9 @@ def low_precision(device: str) -> torch.dtype:
 def cells(device: str, sizes=SIZES, encodings=tuple(BY_HAND)) -> Iterator[Cell]:
     dtype = low_precision(device)
     for name in encodings:
-        for batch, length in sizes:
-            for what, training in PASSES.items():
-                make = partial(whole_text, name, batch, length, training, device, dtype)
-                yield Cell(f"layer/{name}/{batch}x{length}/{what}", make)
+        for (batch, length), (what, training) in product(sizes, PASSES.items()):
+            make = partial(whole_text, name, batch, length, training, device, dtype)
+            yield Cell(f"layer/{name}/{batch}x{length}/{what}", make)
         yield Cell(f"layer/{name}/1 after {PAST}/token", partial(one_token, name, PAST, device, dtype))
     if device == "cpu":
         for name in ("none", "rope", "alibi", "t5"):
@@ -69,12 +69,10 @@ def masked_cells(device: str) -> Iterator[Cell]:
     dtype = low_precision(device)
     further = ON_CPU if device == "cpu" else {}
     for use, (encodings, lengths) in {"padded": (PADDED, SIZES), **OTHER_USES, **further}.items():
-        for name in encodings:
-            for batch, length in lengths:
-                for what, training in PASSES.items():
-                    if training or use != "dropout":
-                        make = partial(whole_text, name, batch, length, training, device, dtype, use)
-                        yield Cell(f"masked/{name}, {use}/{batch}x{length}/{what}", make)
+        for name, (batch, length), (what, training) in product(encodings, lengths, PASSES.items()):
+            if training or use != "dropout":
+                make = partial(whole_text, name, batch, length, training, device, dtype, use)
+                yield Cell(f"masked/{name}, {use}/{batch}x{length}/{what}", make)
     for name in ("none", "rope", "alibi", "t5"):
         padded = partial(one_token, name, PAST, device, dtype, 8, 1, True)
         yield Cell(f"masked/{name}, padded/8 after {PAST}/token", padded)

@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from functools import lru_cache, partial
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -34,18 +35,16 @@ WORDS = 1000
 
 def cells(device: str, sizes=SIZES) -> Iterator[Cell]:
     if device == "cpu":
-        for name in ("t5", "deberta", "bloom"):
-            for batch, length in sizes:
-                for what, training in PASSES.items():
-                    make = partial(one_pass, name, 2, batch, length, training, device, False)
-                    yield Cell(f"model/{name}/{batch}x{length}/{what}", make)
+        for name, (batch, length), (what, training) in product(("t5", "deberta", "bloom"), sizes, PASSES.items()):
+            make = partial(one_pass, name, 2, batch, length, training, device, False)
+            yield Cell(f"model/{name}/{batch}x{length}/{what}", make)
         for name in ("bloom", "llama"):
             yield Cell(f"model/{name}/1 after {PAST}/token", partial(one_token, name, PAST, device))
         for name in ("t5", "deberta", "bloom", "llama"):
-            for batch, length in ((1, 16), (8, 64)) if name == "llama" else ((8, 64), (1, 512)):
-                for what, training in PASSES.items():
-                    make = partial(one_pass, name, 2, batch, length, training, device, False, True)
-                    yield Cell(f"model/{name}, padded/{batch}x{length}/{what}", make)
+            texts = ((1, 16), (8, 64)) if name == "llama" else ((8, 64), (1, 512))
+            for (batch, length), (what, training) in product(texts, PASSES.items()):
+                make = partial(one_pass, name, 2, batch, length, training, device, False, True)
+                yield Cell(f"model/{name}, padded/{batch}x{length}/{what}", make)
         for what, training in PASSES.items():
             make = partial(one_pass, "t5-generate", 2, 8, 64, training, device, False)
             yield Cell(f"model/t5 with decoder/8x64/{what}", make)
@@ -55,10 +54,9 @@ def cells(device: str, sizes=SIZES) -> Iterator[Cell]:
             yield Cell(f"compiled/t5, 2 layers/8x64/{what}", make)
         return
     for name in ("t5", "deberta"):
-        for batch, length in GPU_SIZES:
-            for what, training in reversed(PASSES.items()):
-                make = partial(one_pass, name, 12, batch, length, training, device, False)
-                yield Cell(f"model/{name}-base/{batch}x{length}/{what}", make)
+        for (batch, length), (what, training) in product(GPU_SIZES, reversed(PASSES.items())):
+            make = partial(one_pass, name, 12, batch, length, training, device, False)
+            yield Cell(f"model/{name}-base/{batch}x{length}/{what}", make)
         for what, training in reversed(PASSES.items()):
             make = partial(one_pass, name, 12, 64, 128, training, device, False, True)
             yield Cell(f"model/{name}-base, padded/64x128/{what}", make)
@@ -68,11 +66,9 @@ def cells(device: str, sizes=SIZES) -> Iterator[Cell]:
 
 
 def compiled_cells(device: str) -> Iterator[Cell]:
-    for batch, length in GPU_SIZES:
-        for name in ("t5", "deberta"):
-            for what, training in PASSES.items():
-                make = partial(one_pass, name, 2, batch, length, training, device, True)
-                yield Cell(f"compiled/{name}, 2 layers/{batch}x{length}/{what}", make)
+    for (batch, length), name, (what, training) in product(GPU_SIZES, ("t5", "deberta"), PASSES.items()):
+        make = partial(one_pass, name, 2, batch, length, training, device, True)
+        yield Cell(f"compiled/{name}, 2 layers/{batch}x{length}/{what}", make)
 
 
 # ---- models --------------------------------------------------------------------------------------------------------
@@ -92,14 +88,10 @@ def make_model(name: str, layers: int, device: str) -> Any:
             return models.llama(1, 16)[0]
         if name != "t5-generate":
             return getattr(models, name)(1, 16, layers)[0]
-        from transformers import T5Config, T5ForConditionalGeneration
-
-        return T5ForConditionalGeneration(
-            T5Config(
-                vocab_size=WORDS, d_model=768, d_ff=3072, num_layers=layers, num_heads=12, d_kv=64,
-                decoder_start_token_id=0, pad_token_id=0, eos_token_id=None,
-            )
-        )  # fmt: skip
+        return models.make(
+            "T5ForConditionalGeneration", "T5Config", {}, vocab_size=WORDS, d_model=768, d_ff=3072, num_layers=layers, num_heads=12,
+            d_kv=64, decoder_start_token_id=0, pad_token_id=0, eos_token_id=None,
+        )[0]  # fmt: skip
 
 
 def tokens(batch: int, length: int, device: str) -> Tensor:
@@ -282,11 +274,10 @@ def cold_start(name: str, warm: bool, device: str) -> dict[str, Any]:
 
 def cold_starts(device: str) -> None:
     """Each in a fresh process with an empty cache of kernels, a line of JSON each."""
-    for name in ("t5", "deberta"):
-        for warm in ((), ("--warm-up",)):
-            with tempfile.TemporaryDirectory() as folder:
-                command = [sys.executable, "-m", "posenc.bench.uses_models", "--device", device, "--cold", name, *warm]
-                subprocess.run(command, env={**os.environ, "TRITON_CACHE_DIR": folder}, check=True)
+    for name, warm in product(("t5", "deberta"), ((), ("--warm-up",))):
+        with tempfile.TemporaryDirectory() as folder:
+            command = [sys.executable, "-m", "posenc.bench.uses_models", "--device", device, "--cold", name, *warm]
+            subprocess.run(command, env={**os.environ, "TRITON_CACHE_DIR": folder}, check=True)
 
 
 def main() -> None:

@@ -167,23 +167,22 @@ def _json(path: str):
 
 
 def _report(a: ConfiguredRotation, b: ConfiguredRotation, facts, pairs: list[Difference], length: int) -> list[str]:
-    bold, dim = terminal.bold, terminal.dim
+    bold, dim, shared = terminal.bold, terminal.dim, min(len(a.frequencies), len(b.frequencies))
     lines = [f"{bold('A')}  {a.label}: {_name(a)}", f"{bold('B')}  {b.label}: {_name(b)}", ""]
     if not facts and not pairs:
         return [*lines, f"The {len(a.frequencies)} frequencies and all factors are equal at {length} tokens."]
     if facts:
         lines += [*terminal.table(("difference", "A", "B"), [(name, *both) for name, both in facts.items()]), ""]
     if not pairs:
-        shared = min(len(a.frequencies), len(b.frequencies))
         return [*lines, f"The {shared} frequencies that both have are equal at {length} tokens."]
-    lines.append(f"{len(pairs)} of {min(len(a.frequencies), len(b.frequencies))} pairs have different frequencies.")
     worst = max(pairs, key=lambda pair: abs(pair.phase))
     first = min(pair.diverges_at for pair in pairs)
-    lines.append(
+    lines += [
+        f"{len(pairs)} of {shared} pairs have different frequencies.",
         f"At position {length - 1} their phases differ by up to {abs(worst.phase):.4g} radians (pair {worst.pair}); "
-        f"the difference reaches 0.1 radians at position {first:g}."
-    )
-    lines.append("")
+        f"the difference reaches 0.1 radians at position {first:g}.",
+        "",
+    ]
     rows = [
         (str(d.pair), f"{d.a:.6g}", f"{d.b:.6g}", f"{d.b / d.a:.4f}" if d.a else "–", f"{d.phase:+.4g}", f"{d.diverges_at:g}")
         for d in pairs

@@ -10,6 +10,7 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from ..cli import terminal
 from ..encodings import spec
@@ -38,11 +39,8 @@ def compare(arguments: list[str]) -> int:
     add("--seeds", type=int, help="seeds an encoding, instead of the preset's")
     add("--steps", type=int, help="training steps, instead of the preset's")
     add("--rates", nargs="+", type=float, help="learning-rate check: multiples of the rate, for example 0.5 2")
-    add(
-        "--text",
-        metavar="PATH",
-        help="the text of the text task: a plain text file or a folder of them (the Python standard library's source)",
-    )
+    text = "the text of the text task: a plain text file or a folder of them (the Python standard library's source)"
+    add("--text", metavar="PATH", help=text)
     add("--device", choices=("cpu", "cuda"), help="cuda computes in bfloat16, with the fused engine and torch.compile")
     add("--no-compile", action="store_true", help="leave torch.compile out on a GPU")
     add("--jobs", type=int, help="worker processes (one for each processor; 1 on a GPU)")
@@ -55,9 +53,12 @@ def compare(arguments: list[str]) -> int:
     _add_language(parser)
     given = parser.parse_args(arguments)
     words = Words(given.lang or "en")
-    for name in ("seeds", "steps"):
-        if getattr(given, name) is not None and getattr(given, name) < 1:
-            raise LabError(f"--{name} {getattr(given, name)} must be at least 1")
+    changes: dict[str, Any] = {
+        name: getattr(given, name) for name in ("seeds", "steps") if getattr(given, name) is not None
+    }
+    for name, number in changes.items():
+        if number < 1:
+            raise LabError(f"--{name} {number} must be at least 1")
     encodings = tuple(spec.normalise(text) for text in given.encodings or ())
     for encoding in encodings:
         spec.check(encoding, own_attention=True)
@@ -85,7 +86,6 @@ def compare(arguments: list[str]) -> int:
             hint = spec.nearest(wrong[0], known)
             raise LabError(f"preset {given.preset} has no task {', '.join(wrong)}{hint}; it has {', '.join(known)}")
         experiment = replace(experiment, tasks=tuple(t for t in experiment.tasks if t.task in given.tasks))
-    changes = {name: getattr(given, name) for name in ("seeds", "steps") if getattr(given, name) is not None}
     changes |= {"rates": tuple(given.rates)} if given.rates else {}
     changes |= {"encodings": encodings} if encodings else {}
     experiment = experiment.change(**changes)

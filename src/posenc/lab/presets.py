@@ -105,12 +105,9 @@ class Experiment:
             trained, extension = spec.split_extension(encoding)
             if times != 1.0 and extension:
                 continue
-            training = Training(
-                task=t.task, encoding=trained, seed=seed, train=t.train, steps=t.steps, batch=t.batch, width=t.width,
-                heads=t.heads, layers=t.layers, lr=t.lr * times, position_lr=t.position_lr,
-                weight_decay=t.weight_decay, device=self.device, precision=self.precision, compile=self.compile,
-                engine=self.engine, text=text if task.needs_text else "", threads=t.threads,
-            )  # fmt: skip
+            settings = {**vars(self), **vars(t), "encoding": trained, "seed": seed, "lr": t.lr * times}
+            settings["text"] = text if task.needs_text else ""
+            training = Training(**{f.name: settings[f.name] for f in fields(Training) if f.name in settings})
             sizes = t.test if times == 1.0 else (t.train,)
             sliding = t.sliding if task.needs_text and times == 1.0 else 0
             trials.append(Trial(training, (Testing(extension, sizes, t.count, sliding, t.windows if sliding else 0),)))
