@@ -107,3 +107,33 @@ def test_an_encoding_is_shown_by_its_name_or_class_name_in_any_case(name, capsys
 def test_a_class_name_takes_options(capsys):
     assert show.show_command(["T5:buckets=64"]) == 0
     assert "buckets=64" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("text, error", [
+    ("t5:causal=maybe", "causal='maybe' must be True or False"),
+    ("sinusoidal:layout=halves", "layout='halves' is unknown"),
+    ("shaw:outside=edge", "outside='edge' is unknown"),
+    ("rope:head_dim=4,rotary_dim=6", "rotary_dim=6 exceeds head_dim=4"),
+    ("many_axes:axis_of=0", "axis_of=0 must name the axis of each pair"),
+    ("many_axes:axis_of=(0,-1)", "an axis=-1 must be at least 0"),
+    ("fox:start=-1000", "with start=-1000 its numbers leave the range of floating point"),
+    ("rope:base=1e308+linear:1e90", "with base=1e\\+308 its numbers leave the range of floating point"),
+    ("tempered:alpha=1e308", "with alpha=1e\\+308 its numbers leave the range of floating point"),
+    ("none:x=1", "none has no option x; it has no options"),
+    ("latent:kv_rank=0", "cannot draw latent: kv_rank=0 must be a whole number"),
+])  # fmt: skip
+def test_values_that_the_encoding_refuses_are_refused(text, error):
+    with pytest.raises(posenc.OptionError, match=error):
+        show.show_command([text])
+
+
+def test_options_of_attention_of_its_own_change_its_picture(capsys):
+    pages = []
+    for text in ("latent", "LatentAttention:kv_rank=64"):
+        assert show.show_command([text]) == 0
+        pages.append(capsys.readouterr().out)
+    assert "latent and r     █" in pages[0] and pages[0] != pages[1]
+
+
+def test_both_sides_of_a_clipped_table_are_drawn():
+    assert any("[-16, 0]" in line for line in show.page(ENCODINGS["clipped"], {"right": 0}))

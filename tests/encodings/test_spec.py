@@ -55,3 +55,22 @@ def test_a_value_has_at_most_200_characters():
     assert spec.value("x" * 200) == "x" * 200
     with pytest.raises(OptionError, match="at most 200"):
         spec.value("x" * 201)
+
+
+@pytest.mark.parametrize("text", ["t5:buckets=32,buckets=16", "rope: base=3 ,base=4"])
+def test_an_option_that_is_given_twice_is_refused(text):
+    with pytest.raises(OptionError, match="is given twice in .*; keep one"):
+        spec.parse(text)
+
+
+@pytest.mark.parametrize(
+    "extension, error",
+    [
+        ("yarn:8,foo=1", "yarn has no option foo; its options are factor, original"),
+        ("linear", "linear needs factor; for example rope\\+linear:8"),
+        ("linear:8,factor=4", "factor is given twice"),
+    ],
+)
+def test_an_extension_names_what_it_takes(extension, error):
+    with pytest.raises(OptionError, match=error):
+        spec.make_extension("rope", f"rope+{extension}", extension, 4096)

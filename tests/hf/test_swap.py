@@ -21,7 +21,7 @@ from transformers.models.t5.modeling_t5 import T5Attention
 
 import posenc
 from posenc import hf
-from posenc.hf import family, interface, layer, longt5, xlnet
+from posenc.hf import family, interface, interface_mask, layer, longt5, xlnet
 from tests.hf.compare import shape_of
 
 TINY = dict(vocab_size=50, d_model=16, d_kv=8, d_ff=16, num_layers=2, num_heads=2)
@@ -192,3 +192,25 @@ def test_the_check_of_a_family_runs_its_engine(folder, module, monkeypatch):
 
     monkeypatch.setattr(module, "attend", wrong)
     assert "differs" in str(family.check_numbers.__wrapped__(folder))
+
+
+@pytest.mark.parametrize("state", ["meta", "bfloat16", "float64", "autocast"])
+def test_checks_do_not_depend_on_the_caller_s_defaults(state):
+    """A check runs once in a process: what it finds under one caller's defaults is kept for all."""
+    for folder in ("t5", "deberta", "codegen"):
+        try:
+            if state in ("bfloat16", "float64"):
+                torch.set_default_dtype(getattr(torch, state))
+                reason = family.check_numbers.__wrapped__(folder)
+                assert torch.get_default_dtype() == getattr(torch, state)
+            else:
+                with torch.device("meta") if state == "meta" else torch.autocast("cpu", dtype=torch.bfloat16):
+                    reason = family.check_numbers.__wrapped__(folder)
+        finally:
+            torch.set_default_dtype(torch.float32)
+        assert reason is None
+
+
+def test_the_masks_that_are_known_do_not_depend_on_the_default_device():
+    with torch.device("meta"):
+        assert interface_mask._known.__wrapped__() == interface_mask._known.__wrapped__()

@@ -13,7 +13,8 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from ..core import checks, formulas
-from ..core.options import require_choice
+from ..core.errors import OptionError
+from ..core.options import require_bool, require_choice, require_int
 from . import terminal
 
 if TYPE_CHECKING:
@@ -44,8 +45,12 @@ class Options:
         """A positive option."""
         value = self.get(name, default)
         if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:
-            raise ValueError(f"{name} must be a positive number, got {value!r}")
+            raise OptionError(f"{name} must be a positive number, got {value!r}")
         return float(value)
+
+    def choice(self, name: str, allowed: tuple[str, ...]) -> str:
+        """One of a few strings, by default the first."""
+        return require_choice(name, self.get(name, allowed[0]), allowed)
 
 
 def draw(name: str, options: Options) -> list[str]:
@@ -74,7 +79,8 @@ def none(options: Options) -> list[str]:
 
 def sinusoidal(options: Options) -> list[str]:
     size, base = options.whole("d_model", 512, 2), options.number("base", 10000.0)
-    spacing = "tensor2tensor" if options.get("layout") == "tensor2tensor" else "paper"
+    layout = options.choice("layout", ("interleaved", "concatenated", "tensor2tensor"))
+    spacing = "tensor2tensor" if layout == "tensor2tensor" else "paper"
     frequencies = formulas.inverse_frequencies(size, base, spacing=spacing)
     lines = _kernel(frequencies, f"Similarity of two positions, P[i]·P[j] / (d/2) with d_model={size}, base={base:g}:")
     columns = min(64, terminal.width() - 14)
@@ -95,20 +101,24 @@ def learned(options: Options) -> list[str]:
 
 
 def shaw(options: Options) -> list[str]:
-    most = options.whole("max_distance", 16, 0, FARTHEST)
-    left, right = options.whole("left", most, 0, FARTHEST), options.whole("right", most, 0, FARTHEST)
-    beyond = "all beyond share a row of zeros" if options.get("outside") == "zero" else "all beyond share the same row"
-    return _clip(left, right, beyond)
+    left, right = _sides(options)
+    ends = "a row of zeros" if options.choice("outside", ("clip", "zero")) == "zero" else "the same row"
+    return _clip(left, right, f"all beyond share {ends}")
 
 
 def clipped(options: Options) -> list[str]:
+    return _clip(*_sides(options), "those beyond share the edge's")
+
+
+def _sides(options: Options) -> tuple[int, int]:
+    """The largest distances before and after the query that have a row of their own."""
     most = options.whole("max_distance", 16, 0, FARTHEST)
-    return _clip(most, most, "those beyond share the edge's")
+    return options.whole("left", most, 0, FARTHEST), options.whole("right", most, 0, FARTHEST)
 
 
 def t5(options: Options) -> list[str]:
     buckets, most = options.whole("buckets", 32, most=1024), options.whole("max_distance", 128, most=FARTHEST)
-    causal = bool(options.get("causal", False))
+    causal = require_bool("causal", options.get("causal", False))
     lo, hi, rows = formulas.t5_rows(buckets, most, causal)
     kind = "causal" if causal else "bidirectional"
     lines = _steps(lo, hi, rows, f"Bucket of each distance (buckets={buckets}, max_distance={most}, {kind}):")
@@ -182,7 +192,7 @@ def sinusoidal_2d(options: Options) -> list[str]:
 def _plane(size: int, options: Options, title: str) -> list[str]:
     """Mean cosine over both axes, half of the pairs each."""
     if size % 4:
-        raise ValueError(f"two axes share the pairs, so the size must be a multiple of 4, got {size}")
+        raise OptionError(f"two axes share the pairs, so the size must be a multiple of 4, got {size}")
     base, reach = options.number("base", 10000.0), 12
     frequencies = formulas.inverse_frequencies(size // 2, base)
     one = [_mean_cosine(frequencies, r) / 2 for r in range(-reach, reach + 1)]
@@ -238,9 +248,8 @@ def sinks(options: Options) -> list[str]:
 
 def tempered(options: Options) -> list[str]:
     alpha, floor = options.number("alpha", 0.1), options.number("floor", 8192.0)
-    form, columns = options.get("form", "llama4"), 120
+    form, columns = options.choice("form", ("llama4", "ministral3", "log")), 120
     at = [16 * floor * n / columns for n in range(columns + 1)]
-    require_choice("form", form, ("llama4", "ministral3", "log"))
     curve = {f"{form}, alpha={alpha:g}, floor={floor:g}": [formulas.temperature(i, alpha, floor, form) for i in at]}
     axis = "position 0", "", f"{16 * floor:g}"
     return charted("Factor of a query's scores over its position:", curve, axis, low=1.0, rows=8)
@@ -290,13 +299,17 @@ def mixed_rope(options: Options) -> list[str]:
 
 def many_axes(options: Options) -> list[str]:
     axis_of = options.get("axis_of", (0, 1, 2) * 4)
+    if not isinstance(axis_of, (tuple, list)) or not axis_of:
+        raise OptionError(f"axis_of={axis_of!r} must name the axis of each pair, such as (0, 0, 1, 1)")
+    for axis in axis_of:
+        require_int("an axis", axis, most=255)
     return titled("Axis of each pair of channels, for example the axes in turn:", [" ".join(map(str, axis_of))])
 
 
 def fox(options: Options) -> list[str]:
     reach, start = 64, options.get("start", 0.0)
     if not isinstance(start, (int, float)) or isinstance(start, bool):
-        raise ValueError(f"start must be a number, got {start!r}")
+        raise OptionError(f"start must be a number, got {start!r}")
     curves = {
         f"f = sigmoid({b:+g})": [-d * math.log1p(math.exp(-b)) for d in range(reach + 1)]
         for b in (start, start + 2, start + 4)
@@ -306,8 +319,7 @@ def fox(options: Options) -> list[str]:
 
 
 def kerple(options: Options) -> list[str]:
-    reach, form = 512, options.get("form", "log")
-    require_choice("form", form, ("log", "power"))
+    reach, form = 512, options.choice("form", ("log", "power"))
     curves = {}
     for a, p in ((0.1, 0.5), (0.5, 1.0), (1.0, 1.5)) if form == "log" else ((0.1, 0.25), (0.5, 0.5), (1.0, 0.75)):
         curves[f"a = {a:g}, p = {p:g}"] = [formulas.kerple_bias(d, a, p, form) for d in range(reach + 1)]
@@ -400,7 +412,7 @@ def _grid(size: Any) -> tuple[int, int]:
     match size:
         case (int() as rows, int() as columns) if 1 <= rows <= 64 and 1 <= columns <= 64:
             return rows, columns
-    raise ValueError(f"a grid is (rows, columns), 1 to 64 each, got {size!r}")
+    raise OptionError(f"a grid is (rows, columns), 1 to 64 each, got {size!r}")
 
 
 PICTURES: Mapping[str, Callable[[Options], list[str]]] = {
@@ -415,9 +427,12 @@ PICTURES: Mapping[str, Callable[[Options], list[str]]] = {
 
 def _rotary(options: Options) -> tuple[int, float]:
     """How many channels rotate, and the base."""
-    size = options.whole("rotary_dim", options.whole("head_dim", 64))
+    head = options.whole("head_dim", 64)
+    size = options.whole("rotary_dim", head)
+    if size > head:
+        raise OptionError(f"rotary_dim={size} exceeds head_dim={head}")
     if size % 2:
-        raise ValueError(f"the number of rotated channels must be even, got {size}")
+        raise OptionError(f"the number of rotated channels must be even, got {size}")
     return size, options.number("base", 10000.0)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..core import documentation
 from ..core.errors import OptionError
 from ..encodings import spec
-from ..encodings.registry import ENCODINGS, OWN_ATTENTION, SIZES, EncodingInfo, info
+from ..encodings.registry import ENCODINGS, OWN_ATTENTION, SIZES, EncodingInfo, find_card
 from . import pictures, terminal
 
 if TYPE_CHECKING:
@@ -60,14 +60,11 @@ def show_command(arguments: list[str]) -> int:
         return 0
     if len(arguments) > 1:
         raise OptionError(f"show takes one encoding at a time, got {' '.join(arguments)!r}")
-    if arguments[0].lower() in OWN_ATTENTION:
-        print("\n".join(page(OWN_ATTENTION[arguments[0].lower()], {})))
-        return 0
     text = spec.normalise(arguments[0])
-    spec.check(text)
+    spec.check(text, own_attention=True)
     encoding, extension = spec.split_extension(text)
-    name, given = spec.parse(encoding)
-    print("\n".join(page(info(name), given, extension)))
+    name, given = spec.parse_options(encoding)
+    print("\n".join(page(find_card(name), given, extension)))
     return 0
 
 
@@ -77,7 +74,8 @@ def page(which: EncodingInfo, given: dict[str, Any], extension: str | None = Non
     known = [option.name for option in source.options]
     unknown = [option for option in given if option not in known and option not in SIZES]
     if unknown:
-        raise OptionError(f"{which.name} has no option {', '.join(unknown)}; its options are {', '.join(known)}")
+        options = f"its options are {', '.join(known)}" if known else "it has no options"
+        raise OptionError(f"{which.name} has no option {', '.join(unknown)}; {options}")
     bold, dim = terminal.bold, terminal.dim
     lines = [f"{bold(which.name)}  {dim(which.public_name)}", "", f"  {which.formula}", ""]
     facts = {
@@ -102,8 +100,14 @@ def _picture(which: EncodingInfo, source: Source, given: dict[str, Any], scaling
     options = pictures.Options({**source.defaults, **given})
     try:
         drawn = pictures.draw(which.name, options) if scaling is None else pictures.extended(options, scaling)
-    except ValueError as error:
+    except OptionError as error:
         raise OptionError(f"cannot draw {which.name}: {error}") from None
+    except (ArithmeticError, ValueError):  # of Python's own arithmetic
+        extreme = ", ".join(f"{name}={value}" for name, value in given.items()) or scaling
+        raise OptionError(
+            f"cannot draw {which.name}: with {extreme} its numbers leave the range of floating point; "
+            "give values nearer to the defaults"
+        ) from None
     unused = [option for option in given if option not in options.read]
     if unused:
         used = ", ".join(sorted(options.read)) or "nothing"

@@ -6,10 +6,12 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from .torch_modes import has_fake_tensors
+
 
 def constant(values: tuple, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
     """A 1-D tensor of `values`. Shared: do not write to it. Floats are float32 unless dtype is given."""
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or has_fake_tensors():
         return torch.tensor(values, device=device, dtype=dtype)
     return _made(values, type(values[0]).__name__ if values else "", torch.device(device), dtype)
 

@@ -16,6 +16,7 @@ from .memo import STEP, may_keep
 from .plan import Plan
 from .positions import Positions, consecutive
 from .rotation import Rotation
+from .torch_modes import has_fake_tensors
 
 _prepared: WeakKeyDictionary[Encoding, dict[Hashable, Any]] = WeakKeyDictionary()
 """What was prepared for the next call of an encoding that lives, by kind: outside of it, since it is no part of its state."""
@@ -195,6 +196,8 @@ class Encoding(_Recorded):
         are not steady. Parameters may hold other numbers than before."""
         own = self.__dict__
         if not self.steady_terms or own["_modules"] or "terms" in own:  # parametrizations are modules
+            return None
+        if has_fake_tensors():
             return None
         prepared, tables = self.prepared(), own["_parameters"]
         addresses = prepared.get("addresses")

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .torch_modes import has_fake_tensors
+
 
 class Memo:
     """A least-recently-used cache of at most `most` results with `numbers` elements in all.
@@ -68,7 +70,7 @@ def may_keep(device: torch.device) -> bool:
     tensors, or while a CUDA graph is captured, which reuses its memory."""
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return False
-    if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
+    if has_fake_tensors():
         return False
     kind = device.type
     return kind == "cpu" or (kind == "cuda" and not torch.cuda.is_current_stream_capturing())

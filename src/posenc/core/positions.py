@@ -9,6 +9,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from .torch_modes import has_fake_tensors
+
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 WHOLE = (int, torch.SymInt)  # torch.compile traces lengths as SymInt
 
@@ -70,7 +72,8 @@ def _offset(q: Run, k: Run) -> int | None:
 def _ends(side: Side) -> tuple[Tensor, Tensor]:
     """The lowest and the highest position of each row, [B], or of all of them, []."""
     if isinstance(side, Run):
-        start = torch.as_tensor(side.start, dtype=torch.int64)
+        start = side.start if isinstance(side.start, Tensor) else torch.tensor(side.start, device="cpu")
+        start = start.to(torch.int64)
         return start, start + (side.length - 1)
     lo, hi = torch.aminmax(side.to(torch.int64), dim=-1)
     return lo, hi
@@ -313,7 +316,7 @@ def _axes(spec, name: str) -> tuple[Side, ...]:
 
 def _check_bounds(side: Side, lowest: int, highest: int) -> None:
     """Raise where positions leave their bounds; read on a CPU only, since bounds are given to avoid synchronisations."""
-    if not _is_readable(side) or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or not _is_readable(side):
         return
     low, high = _bounds(side)
     if _length(side) and not lowest <= low <= high <= highest:
@@ -336,8 +339,10 @@ def _check_reach(reach: tuple[int, int], q: Side, k: Side) -> None:
 def _is_readable(side: Side) -> bool:
     """Whether positions may be read: on a CPU, and elsewhere, where reading synchronises, in anomaly mode only."""
     numbers = side.start if isinstance(side, Run) else side
-    if not isinstance(numbers, Tensor) or numbers.is_cpu:
+    if not isinstance(numbers, Tensor):
         return True
+    if numbers.is_cpu:
+        return not has_fake_tensors()
     return not torch.compiler.is_compiling() and torch.is_anomaly_enabled() and not numbers.is_meta
 
 

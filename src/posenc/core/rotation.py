@@ -387,7 +387,7 @@ BLOCK = 2**19
 
 def _rotate_into(out: Tensor, x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> None:
     """Rotate x [B, H, rows, R] into out, of the same shape."""
-    result = out if out.dtype == cos.dtype else torch.empty(out.shape, dtype=cos.dtype)
+    result = out if out.dtype == cos.dtype else torch.empty(out.shape, dtype=cos.dtype, device=out.device)
     x = x.to(cos.dtype)
     if layout == "half":
         (a, b), (left, right) = x.chunk(2, dim=-1), result.chunk(2, dim=-1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache, lru_cache, wraps
+from functools import cache, lru_cache, partial, wraps
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -53,11 +53,20 @@ def _with_context(function: type[torch.autograd.Function]) -> type[torch.autogra
     return Direct
 
 
+has_fake_tensors: Callable[[], object | None] = partial(
+    torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey.FAKE
+)
+"""FakeTensorMode, or None: whether eager code runs with tensors that have no values. Nothing can be read then, and what is made must
+not be kept. Each step of decoding asks, so it is no function of Python. Compiled code asks torch.compiler.is_compiling() first."""
+
+
 def is_exporting() -> bool:
     """Whether this call is traced for a program that runs elsewhere (torch.export, ONNX), where the operators of the engines
-    do not exist and lengths are symbolic. Before PyTorch 2.13, torch.compiler.is_exporting() is also True under torch.compile,
-    so the flag itself is read."""
-    return bool(getattr(torch.compiler, "_is_exporting_flag", False))
+    do not exist and lengths are symbolic, or runs with fake tensors. Before PyTorch 2.13, torch.compiler.is_exporting() is also
+    True under torch.compile, so the flag itself is read."""
+    if getattr(torch.compiler, "_is_exporting_flag", False):
+        return True
+    return not torch.compiler.is_compiling() and has_fake_tensors() is not None
 
 
 F = TypeVar("F", bound=Callable)

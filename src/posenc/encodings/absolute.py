@@ -13,6 +13,7 @@ from ..core.encoding import Encoding
 from ..core.memo import STEP, Memo, may_keep, rows_of_run
 from ..core.options import WIDEST, require_choice, require_int, require_number, require_table
 from ..core.positions import Positions, Run
+from ..core.torch_modes import has_fake_tensors
 
 Layout = Literal["interleaved", "concatenated", "tensor2tensor"]
 
@@ -188,7 +189,7 @@ class Learned(Absolute):
         return x + (rows if table.dtype == x.dtype else rows.to(x.dtype))
 
     def encode(self, positions: Tensor) -> Tensor:
-        if not torch.compiler.is_compiling() and positions.numel() and not positions.is_meta:
+        if not torch.compiler.is_compiling() and positions.numel() and not (positions.is_meta or has_fake_tensors()):
             self._limit(int(positions.max()) + 1)
         return self.table[positions + self.offset]
 
@@ -217,7 +218,7 @@ class Learned(Absolute):
 def _not_negative(side: Run | Tensor, positions: Tensor) -> None:
     if isinstance(side, Run) and isinstance(side.start, int):
         lowest = side.start
-    elif torch.compiler.is_compiling() or positions.is_meta or positions.numel() == 0:
+    elif torch.compiler.is_compiling() or has_fake_tensors() or positions.is_meta or positions.numel() == 0:
         return
     else:
         lowest = int(positions.min())

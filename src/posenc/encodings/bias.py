@@ -166,7 +166,7 @@ class ALiBi(Encoding):
     def reset_parameters(self) -> None:
         if self.learnable:
             with torch.no_grad():
-                self.slopes.copy_(torch.tensor(self.start))
+                self.slopes.copy_(torch.tensor(self.start, device=self.slopes.device))
 
     def terms(self, positions: Positions, *, x: Tensor | None = None, host=None) -> Plan:
         if self.learnable:

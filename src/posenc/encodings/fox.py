@@ -68,7 +68,8 @@ class FoX(Encoding):
             nn.init.normal_(self.weight, std=self.std)
             nn.init.constant_(self.bias, self.start)
         elif self.gate == "bias":  # log sigmoid(b) = -1/T
-            self.bias.copy_(torch.tensor([-math.log(math.expm1(-each)) for each in self.log_gates]))
+            start = [-math.log(math.expm1(-each)) for each in self.log_gates]
+            self.bias.copy_(torch.tensor(start, device=self.bias.device))
 
     def keep(self, x: Tensor) -> Tensor:
         """log f of each token, [B, L, heads], float32 or better."""

@@ -13,6 +13,7 @@ from ..core.encoding import Encoding
 from ..core.options import WIDEST, require_int, require_number
 from ..core.plan import Lookup, Plan
 from ..core.positions import Positions
+from ..core.torch_modes import has_fake_tensors
 
 
 class Sandwich(Encoding):
@@ -40,7 +41,7 @@ class Sandwich(Encoding):
     def terms(self, positions: Positions, *, x: Tensor | None = None, host=None) -> Plan:
         rows, device = index.exact(positions), self.device_of(positions, x)
         distances = rows.distances_on(device).abs()
-        if torch.compiler.is_compiling() or not isinstance(rows, index.Index):
+        if torch.compiler.is_compiling() or has_fake_tensors() or not isinstance(rows, index.Index):
             sums = _sums(distances, self.frequencies)
         else:
             # rounded up to a power of two and kept: decoding would otherwise recompute all of them at each step

@@ -9,6 +9,7 @@ rope+yarn:8,beta_fast=4       an encoding and a context extension; a bare value 
 from __future__ import annotations
 
 import ast
+from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core.checks import nearest
@@ -50,7 +51,10 @@ def parse_options(text: str, *, bare: str | None = None) -> Spec:
             option, given = bare, part
         elif not (option.strip().isidentifier() and equals and given.strip()):
             raise OptionError(f"{part!r} in {text!r} is not OPTION=VALUE; write {name}:option=value,option=value")
-        options[option.strip()] = value(given.strip())
+        option = option.strip()
+        if option in options:
+            raise OptionError(f"{option} is given twice in {text!r}; keep one")
+        options[option] = value(given.strip())
     return Spec(name, options)
 
 
@@ -108,11 +112,19 @@ def make_extension(name: str, text: str, extension: str, original: int) -> Scali
     from .rope import scaling
 
     kind, given = parse_extension(name, text, extension)
+    extended = getattr(scaling, EXTENSIONS[kind])
+    known = [field.name for field in fields(extended)]
+    unknown = [option for option in given if option not in known]
+    if unknown:
+        raise OptionError(f"{text}: {kind} has no option {', '.join(unknown)}; its options are {', '.join(known)}")
     if kind in NEED_ORIGINAL:
         given.setdefault("original", original)
+    missing = [field.name for field in fields(extended) if field.default is MISSING and field.name not in given]
+    if missing:
+        raise OptionError(f"{text}: {kind} needs {', '.join(missing)}; for example rope+{kind}:8")
     try:
-        return getattr(scaling, EXTENSIONS[kind])(**given)
-    except TypeError as error:
+        return extended(**given)
+    except OptionError as error:
         raise OptionError(f"{text}: {error}; for example rope+{kind}:8") from None
 
 

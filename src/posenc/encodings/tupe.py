@@ -16,6 +16,7 @@ from ..core.index import Index
 from ..core.options import WIDEST, require_bool, require_int, require_number, require_table
 from ..core.plan import Lookup, Plan
 from ..core.positions import Positions
+from ..core.torch_modes import has_fake_tensors
 
 
 class TUPE(Encoding):
@@ -105,7 +106,7 @@ class TUPE(Encoding):
 
     def _check(self, *sides: Tensor) -> None:
         for at in sides:
-            if at.is_cpu and at.numel() and not torch.compiler.is_compiling():
+            if at.is_cpu and at.numel() and not torch.compiler.is_compiling() and not has_fake_tensors():
                 low, high = torch.stack(torch.aminmax(at)).tolist()
                 if low < 0 or high >= self.max_length:
                     raise ValueError(
@@ -123,7 +124,9 @@ def _pick(table: Tensor, at: Tensor) -> Tensor:
 def _place_class_token(positions: Positions, away: int, longest: int, device: torch.device) -> Positions:
     """The same positions with the class token's further from all others than any two tokens are apart."""
     runs = positions.runs
-    if runs is None or any(type(run.start) is not int for run in runs) or torch.compiler.is_compiling():
+    if runs is None or any(type(run.start) is not int for run in runs):
+        return _apart(positions, away, longest, device)
+    if torch.compiler.is_compiling() or has_fake_tensors():
         return _apart(positions, away, longest, device)
     return _kept_apart((runs[0].start, runs[0].length), (runs[1].start, runs[1].length), away, longest, device)
 

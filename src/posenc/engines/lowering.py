@@ -287,10 +287,10 @@ def _read_offset(positions: Positions) -> int | None:
 def _consecutive_start(side: Side) -> Tensor | None:
     """[1] or [B]: the first position of each row, if those after it follow one by one."""
     if isinstance(side, Run):
-        start = torch.as_tensor(side.start).reshape(-1).to(torch.int64)
-        return start if start.device.type == "cpu" else None
+        start = side.start if isinstance(side.start, Tensor) else torch.tensor(side.start, device="cpu")
+        return start.reshape(-1).to(torch.int64) if start.device.type == "cpu" else None
     if side.device.type != "cpu":
         return None
     side = side.to(torch.int64)
     first = side[..., :1]
-    return first.reshape(-1) if torch.equal(side, first + torch.arange(side.shape[-1])) else None
+    return first.reshape(-1) if torch.equal(side, first + torch.arange(side.shape[-1], device="cpu")) else None

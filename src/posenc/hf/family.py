@@ -20,7 +20,8 @@ import importlib
 import inspect
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
 from types import MethodType
@@ -30,6 +31,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import Plan, Positions
+from ..core.precision import no_autocast
 from .layer import Replacement, Sample
 
 FOLDERS = {
@@ -200,7 +202,7 @@ def check_numbers(folder: str) -> str | None:
 
     family = load(folder)
     assert isinstance(family, Family)
-    with torch.random.fork_rng(devices=[]), torch.no_grad(), warnings.catch_warnings():
+    with _usual_defaults(), torch.random.fork_rng(devices=[]), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # those of the original are its own
         torch.manual_seed(0)
         model, inputs = family.tiny(folder)
@@ -216,6 +218,18 @@ def check_numbers(folder: str) -> str | None:
                 reason = compare(model, lambda one: install(one, check=False), inputs)
             restore(model)
     return None if reason is None else f"{folder} is refused with transformers {transformers.__version__}: {reason}"
+
+
+@contextmanager
+def _usual_defaults() -> Iterator[None]:
+    """A CPU and float32, whatever the caller's defaults are: a check is made once, for all later calls."""
+    dtype = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        with torch.device("cpu"), no_autocast(torch.device("cpu")):
+            yield
+    finally:
+        torch.set_default_dtype(dtype)
 
 
 def compare(model: nn.Module, change: Callable[[nn.Module], Any], inputs: dict[str, Any]) -> str | None:

@@ -281,8 +281,9 @@ def _read_closure(function: Callable, found: dict[str, Any]) -> bool:
 @cache
 def _known() -> frozenset[str]:
     """The mask functions of transformers that mean here what `_read_closure` reads in them."""
-    q, k = torch.arange(7)[:, None], torch.arange(7)[None, :]
-    zero, texts = torch.zeros(1, 1, dtype=torch.long), torch.tensor([[0, 0, 0, 1, 1, 2, 2]])
+    slots = torch.arange(7, device="cpu")  # whatever the default device is: the result is kept
+    q, k, zero = slots[:, None], slots[None, :], slots[:1, None]
+    texts = torch.tensor([[0, 0, 0, 1, 1, 2, 2]], device="cpu")
     wanted = {
         "sliding_window_overlay": (3, k > q - 3),
         "sliding_window_bidirectional_overlay": (3, (q - k).abs() <= 3),
@@ -291,7 +292,7 @@ def _known() -> frozenset[str]:
     known = {"and_masks"}
     remap = getattr(masking_utils, "remap_positions_for_packed_sequence", None)
     if remap is not None:
-        positions = torch.tensor([[0, 1, 2, 0, 1, 0, 1]])
+        positions = torch.tensor([[0, 1, 2, 0, 1, 0, 1]], device="cpu")
         made = remap(lambda b, h, i, j: i - j, positions)
         if made.__code__.co_freevars == ("mask_function", "position_ids") and torch.equal(
             made(zero, zero, q, k), positions[0][q] - positions[0][k]

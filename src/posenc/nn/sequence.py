@@ -104,7 +104,7 @@ def are_slots(positions: Tensor, x: Tensor) -> bool:
 @lru_cache(maxsize=8)
 def _slots(length: int) -> Tensor:
     with torch.inference_mode(False), torch.no_grad():
-        return torch.arange(length)
+        return torch.arange(length, device="cpu")
 
 
 def resolve_masks(
@@ -159,7 +159,7 @@ def _check_same_positions(kept: Tensor | None, given: Tensor) -> None:
     if not given.is_cpu or torch.compiler.is_compiling():
         return
     if kept is None:
-        kept = torch.arange(given.shape[1])[None]
+        kept = torch.arange(given.shape[1], device="cpu")[None]
     if kept.dim() != given.dim() or not torch.equal(kept.expand_as(given).long(), given.long()):
         raise ValueError("the context was cached at other context_positions; give the same, none, or a new KVCache")
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from ...core.errors import OptionError
 from ...core.options import require_int
 from ...core.positions import Positions, Run
+from ...core.torch_modes import has_fake_tensors
 
 Size = tuple[int, int]
 LARGEST = 4096
@@ -54,7 +55,7 @@ def rows_and_columns(
 
 def _check_inside(row: Tensor, column: Tensor, size: Size, class_token: bool) -> None:
     """Read on a CPU only: elsewhere reading would synchronise."""
-    if not row.is_cpu or torch.compiler.is_compiling() or row.numel() == 0:
+    if not row.is_cpu or torch.compiler.is_compiling() or has_fake_tensors() or row.numel() == 0:
         return
     least = -1 if class_token else 0
     for name, at, most in (("row", row, size[0]), ("column", column, size[1])):
@@ -67,7 +68,9 @@ def _check_inside(row: Tensor, column: Tensor, size: Size, class_token: bool) ->
 def flatten(positions: Positions, size: Size, device: torch.device, class_token: bool = False) -> Positions:
     """Positions with one axis, p of this module's formula, for a table over the grid. Those of numbered tokens are kept."""
     runs = positions.runs if len(positions.q_axes) == 1 else None
-    if runs is not None and all(type(run.start) is int for run in runs) and not torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or has_fake_tensors():
+        runs = None
+    if runs is not None and all(type(run.start) is int for run in runs):
         q, k = ((run.start, run.length) for run in runs)
         return _flatten_numbers(q, k, size, device, class_token)
     return _flatten(positions, size, device, class_token)

@@ -57,15 +57,16 @@ class MixedRoPE(Encoding):
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Two axes: the authors' random angle for each head. Other numbers: random directions of the same lengths."""
-        pairs = self.head_dim // 2
-        lengths = self.base ** (-4.0 * torch.arange((pairs + 1) // 2) / self.head_dim)
+        pairs, device = self.head_dim // 2, self.frequencies.device
+        lengths = self.base ** (-4.0 * torch.arange((pairs + 1) // 2, device=device) / self.head_dim)
         if self.axes == 2:
-            angle = torch.rand(self.kv_heads, 1) * math.tau
+            angle = torch.rand(self.kv_heads, 1, device=device) * math.tau
             across = angle + math.pi / 2
             both = [torch.cat((lengths * f(angle), lengths * f(across)), -1) for f in (torch.cos, torch.sin)]
             self.frequencies.copy_(torch.stack(both)[..., :pairs])
         else:
-            directions = nn.functional.normalize(torch.randn(len(self.frequencies), self.kv_heads, 1), dim=0)
+            directions = torch.randn(len(self.frequencies), self.kv_heads, 1, device=device)
+            directions = nn.functional.normalize(directions, dim=0)
             self.frequencies.copy_(directions * torch.cat((lengths, lengths))[:pairs])
 
     def rotation(self, positions: Positions) -> Rotation:

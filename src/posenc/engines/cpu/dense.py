@@ -157,7 +157,7 @@ def whole_row(
     whole = _find(_rows, key, tables, indices)
     if whole is None:
         with torch.inference_mode(False), torch.no_grad():
-            distances = torch.arange(first, last)
+            distances = torch.arange(first, last, device="cpu")
             row = None
             for index, table in zip(indices, tables, strict=False):
                 row = add(row, table.to(precision).index_select(1, index.lookup(distances)))

@@ -140,7 +140,8 @@ FEW_PAIRS = 1 << 13
 def _rows_of_pairs(index: Index, lowest: int, q_length: int, k_length: int) -> Tensor:
     """[Lq * Lk]: the table's row of each pair."""
     with torch.inference_mode(False), torch.no_grad():
-        distances = torch.arange(k_length) - torch.arange(q_length)[:, None] + (lowest + q_length - 1)
+        q_slots, k_slots = (torch.arange(length, device="cpu") for length in (q_length, k_length))
+        distances = k_slots - q_slots[:, None] + (lowest + q_length - 1)
         return index.lookup(distances).flatten()
 
 
@@ -151,7 +152,7 @@ _apply_bias = direct_apply(_Bias)
 def negative_distances(lowest: int, highest: int, dtype: torch.dtype) -> Tensor:
     """-|r|"""
     with torch.inference_mode(False), torch.no_grad():
-        return -torch.arange(lowest, highest + 1).abs().to(dtype)
+        return -torch.arange(lowest, highest + 1, device="cpu").abs().to(dtype)
 
 
 def limits_of(left: int | None, right: int | None, q_length: int, k_length: int, dtype: torch.dtype) -> Tensor:
@@ -166,7 +167,7 @@ def _limits_of(left: int | None, right: int | None, q_length: int, k_length: int
     with torch.inference_mode(False), torch.no_grad():
         allowed = Mask(window=(left, right)).allowed(q_length, k_length, torch.device("cpu"))
         assert allowed is not None
-        return torch.zeros(1, 1, q_length, k_length, dtype=dtype).masked_fill_(~allowed, NEG_INF)
+        return torch.zeros(1, 1, q_length, k_length, dtype=dtype, device="cpu").masked_fill_(~allowed, NEG_INF)
 
 
 def kept_width(q_length: int, k_length: int) -> int:
@@ -186,7 +187,7 @@ def hide(mask: Tensor | None, visible: Tensor | None, added: Tensor | None, prec
 @lru_cache(maxsize=4)
 def _zero(dtype: torch.dtype) -> Tensor:
     with torch.inference_mode(False):
-        return torch.zeros((), dtype=dtype)
+        return torch.zeros((), dtype=dtype, device="cpu")
 
 
 # ---- products with a table ---------------------------------------------------------------------------------------------
@@ -350,7 +351,7 @@ def sum_pairs(grad: Tensor, before: int, after: int, columns: int) -> Tensor:
 def _columns(before: int, columns: int, rows: int, keys: int) -> Tensor:
     """[R, K]: the column of each pair."""
     with torch.inference_mode(False), torch.no_grad():
-        steps = torch.arange(keys) - torch.arange(rows)[:, None] + (rows - 1 - before)
+        steps = torch.arange(keys, device="cpu") - torch.arange(rows, device="cpu")[:, None] + (rows - 1 - before)
         return steps.clamp_(0, columns - 1)
 
 
