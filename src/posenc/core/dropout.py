@@ -46,25 +46,48 @@ class Dropout(float):
 
     def factors(self, batch: int, heads: int, rows: range, columns: range, dtype: torch.dtype) -> Tensor:
         """1 / (1 - rate) where a probability is kept, 0 where it is dropped: [B, H, rows, columns] of the call."""
+        excess = self.excess(*self.hashes(batch, heads, rows, columns))
+        return (excess >= 0).to(dtype).mul_(1.0 / (1.0 - float(self)))
+
+    def hashes(self, batch: int, heads: int, rows: range, columns: range) -> tuple[Tensor, Tensor, Tensor]:
+        """What `excess` takes, int32: two numbers for each query, [B, H, rows, 1], and one for each key, [columns]. Any rows or columns of
+        them may be given to it."""
         device = self.seed.device
         first, every = self.heads[0], self.heads[1] or heads
         low, high = self.seed & MASK, (self.seed >> 32) & MASK
         b, h = torch.arange(batch, device=device), torch.arange(heads, device=device)
-        bh = b[:, None] * every + (h + first)
+        bh = (b[:, None] * every + (h + (low + first))).flatten()
         i = torch.arange(rows.start, rows.stop, device=device) * self.q[1] + self.q[0]
-        j = torch.arange(columns.start, columns.stop, device=device) * self.k[1] + self.k[0]
-        row = hash_bits(i + hash_bits(bh + low)[..., None])
-        again, column = hash_bits(row + high), hash_bits(j + high)
+        j = torch.arange(columns.start, columns.stop, device=device) * self.k[1] + (high + self.k[0])
+        start, column = hash_bits(torch.cat((bh, j))).split((bh.shape[0], j.shape[0]))
+        row = hash_bits(i + start[:, None])
+        # the second number is added before the multiplication by SECOND, here after it; 2^31 makes a comparison of unsigned
+        # numbers one of signed numbers
+        again = (hash_bits(row + high) * SECOND + 2**31).to(torch.int32)
+        shape = (batch, heads, len(rows), 1)
+        return row.to(torch.int32).view(shape), again.view(shape), column.to(torch.int32)
+
+    def excess(self, row: Tensor, again: Tensor, column: Tensor) -> Tensor:
+        """By how much the hash of a pair exceeds dropout · 2^24, int32: negative where the probability is dropped."""
         # int32 wraps around as the kernel's uint32 does; its shifts copy the sign, so the copied bits are masked off
-        x = (_int32(column) ^ _int32(row)[..., None]).mul_(FIRST)
-        x = (x ^ ((x >> 15) & 0x1FFFF)).add_(_int32(again)[..., None]).mul_(SECOND - 2**32)
+        x = (row ^ column).mul_(FIRST)
+        x.bitwise_xor_((x >> 15).bitwise_and_(0x1FFFF))
+        torch.add(again, x, alpha=SECOND - 2**32, out=x)
         least = math.ceil(struct.unpack("f", struct.pack("f", float(self)))[0] * 2**24)
-        return (((x >> 8) & 0xFFFFFF) >= least).to(dtype).mul_(1.0 / (1.0 - float(self)))
+        return x.bitwise_right_shift_(8).sub_(least - 2**23)
 
 
 def as_dropout(rate: float, device: torch.device) -> Dropout:
     """The rate as a `Dropout`, with a new seed unless it has one."""
     return rate if isinstance(rate, Dropout) else Dropout(rate, draw_seed(device))
+
+
+def draw_once(rate: float, device: torch.device) -> float:
+    """The rate with a seed, so that whatever runs the call drops the same. Compiled code and torch.func use PyTorch's own random numbers
+    instead."""
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return rate
+    return as_dropout(rate, device)
 
 
 def kernel_numbers(rate: float, heads: int, device: torch.device) -> Tensor:
@@ -82,11 +105,6 @@ def draw_seed(device: torch.device) -> Tensor:
 def hash_bits(x: Tensor) -> Tensor:
     """A 32-bit hash of the low 32 bits of x; both are int64 tensors."""
     x = x & MASK
-    x = (x ^ (x >> 16)) * FIRST & MASK
-    x = (x ^ (x >> 15)) * SECOND & MASK
-    return x ^ (x >> 16)
-
-
-def _int32(x: Tensor) -> Tensor:
-    """The low 32 bits, in two's complement."""
-    return ((x & MASK) - ((x & 0x80000000) << 1)).to(torch.int32)
+    x = (x ^ (x >> 16)).mul_(FIRST).bitwise_and_(MASK)
+    x = (x ^ (x >> 15)).mul_(SECOND).bitwise_and_(MASK)
+    return x.bitwise_xor_(x >> 16)

@@ -23,7 +23,7 @@ from ..core.index import Index
 from ..core.mask import Mask, MaskOptions, Window, make_mask
 from ..core.plan import Lookup, Plan, holds_nan
 from . import dense_bias, rules_cpu, triton
-from .cpu import block_sizes, decode, dense, dense_terms, joined_masks
+from .cpu import block_sizes, decode, dense, dense_terms, dropped, joined_masks
 from .lowering import add
 from .sdpa import fused_attention, hides_nan
 
@@ -33,9 +33,10 @@ GPU_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
 def run(
-    q: Tensor, k: Tensor, v: Tensor, plan: Plan | None, causal: bool, masks: MaskOptions | None = None
-) -> Tensor | None:
-    """The output, or None: take the general path. masks: all of `attend`'s, on a CPU; None: causality alone."""
+    q: Tensor, k: Tensor, v: Tensor, plan: Plan | None, causal: bool, masks: MaskOptions | None = None, dropout: float = 0.0
+) -> Tensor | None:  # fmt: skip
+    """The output, or None: take the general path. masks: all of `attend`'s, on a CPU; None: causality alone. dropout: with its seed, on a
+    CPU."""
     if triton.INTERPRETED or type(q) not in PLAIN or type(k) not in PLAIN or type(v) not in PLAIN:
         return None  # subclasses have ways of their own
     if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
@@ -53,10 +54,12 @@ def run(
         return None
     if dtype not in DTYPES:
         return None
+    if dropout and batch * heads * q_length * k_length > rules_cpu.DROPPED_PAIRS:
+        return None
     if torch.is_autocast_enabled("cpu"):  # it would round the mask
         torch.set_autocast_enabled("cpu", False)
         try:
-            return run(q, k, v, plan, causal, masks)
+            return run(q, k, v, plan, causal, masks, dropout)
         finally:
             torch.set_autocast_enabled("cpu", True)
     has_terms, offset = False, None
@@ -98,18 +101,21 @@ def run(
                 hidden, is_empty = known.hidden, known.is_empty
     if plan is not None and has_terms:
         assert offset is not None
-        mask = _mask(q, plan, offset, limits, heads == kv_heads, k_length, hidden)
+        mask = _mask(q, plan, offset, limits, heads == kv_heads, k_length, hidden, dropout > 0.0)
         if mask is None:
             return None
     elif hidden is not None:
         mask = hidden
-    elif limits != (None, None) and not (limits == (None, 0) and q_length == k_length):
-        mask = _limits(heads, q_length, k_length, limits, precision)
+    elif limits != (None, None) and (dropout or not (limits == (None, 0) and q_length == k_length)):
+        mask = _limits(0 if dropout else heads, q_length, k_length, limits, precision)
         if mask is None:
             return None
     if hides_nan(q, k_length):
         return None
-    if isinstance(mask, tuple):
+    if dropout:
+        assert not isinstance(mask, tuple)
+        out = dropped.attend(q, k, v, mask, size**-0.5 if scale is None else float(scale), dropout)
+    elif isinstance(mask, tuple):
         attend, *facts = mask
         out = attend(q, k, v, *facts, size**-0.5 if scale is None else float(scale))
     elif mask is not None and mask.requires_grad:
@@ -218,10 +224,10 @@ def _is_simple(plan: Plan, q_length: int, k_length: int, causal: bool) -> bool:
 
 
 def _mask(
-    q: Tensor, plan: Plan, offset: int, limits: Window, own_keys: bool, k_length: int, hidden: Tensor | None
-) -> Tensor | tuple | None:
-    """All terms and masks as one mask, where they fit. With a gradient: the function of `dense` that attends with them, and what it takes
-    between q, k, v and the scale."""
+    q: Tensor, plan: Plan, offset: int, limits: Window, own_keys: bool, k_length: int, hidden: Tensor | None, drops: bool
+) -> Tensor | tuple | None:  # fmt: skip
+    """All terms and masks as one mask, where they fit. With a gradient, unless probabilities are dropped: the function of `dense` that
+    attends with them, and what it takes between q, k, v and the scale."""
     batch, heads, q_length, size = q.shape
     if limits != (None, None) and q_length > k_length:
         return None  # the first queries are fully masked
@@ -270,7 +276,7 @@ def _mask(
             for table in tables:
                 if holds_nan(table):
                     return None
-            if trains and content is None:
+            if trains and content is None and not drops:
                 return dense.attend_with_bias, facts[0], facts[1], facts[2:], hidden
             mask = dense_terms.make_bias(*facts) if trains else dense.keep_bias(*facts)
         if width != k_length:
@@ -295,7 +301,7 @@ def _mask(
             return None
         return add(mask, decode.expand_by_distance(dots, batch, index, offset, k_length))
     facts_of_content = index, offset - q_length + 1, k_length, scale, precision
-    if trains and not (mask is not None and mask.requires_grad):
+    if trains and not drops and not (mask is not None and mask.requires_grad):
         return dense.attend_with_table, states, table, facts_of_content, mask
     return add(mask, dense_terms.multiply_by_distance(states, table, *facts_of_content))
 
