@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import struct
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -52,29 +53,32 @@ class Dropout(float):
     def hashes(self, batch: int, heads: int, rows: range, columns: range) -> tuple[Tensor, Tensor, Tensor]:
         """What `excess` takes, int32: two numbers for each query, [B, H, rows, 1], and one for each key, [columns]. Any rows or columns of
         them may be given to it."""
-        device = self.seed.device
+        device, seed = self.seed.device, self.seed
         first, every = self.heads[0], self.heads[1] or heads
-        low, high = self.seed & MASK, (self.seed >> 32) & MASK
-        b, h = torch.arange(batch, device=device), torch.arange(heads, device=device)
-        bh = (b[:, None] * every + (h + (low + first))).flatten()
-        i = torch.arange(rows.start, rows.stop, device=device) * self.q[1] + self.q[0]
-        j = torch.arange(columns.start, columns.stop, device=device) * self.k[1] + (high + self.k[0])
-        start, column = hash_bits(torch.cat((bh, j))).split((bh.shape[0], j.shape[0]))
-        row = hash_bits(i + start[:, None])
+        if first == 0 and every == heads:
+            bh = torch.arange(batch * heads, device=device)
+        else:
+            b, h = torch.arange(batch, device=device), torch.arange(first, first + heads, device=device)
+            bh = (b[:, None] * every + h).flatten()
+        i = _slots(rows, *self.q, device)
+        high = seed >> 32  # `hash_bits` takes the low 32 bits of a sum
+        both = hash_bits(torch.cat((bh + seed, _slots(columns, *self.k, device) + high)))
+        row = hash_bits(both[: batch * heads].unsqueeze(1) + i)
         # the second number is added before the multiplication by SECOND, here after it; 2^31 makes a comparison of unsigned
         # numbers one of signed numbers
-        again = (hash_bits(row + high) * SECOND + 2**31).to(torch.int32)
+        again = hash_bits(row + high).mul_(SECOND).add_(2**31)
         shape = (batch, heads, len(rows), 1)
-        return row.to(torch.int32).view(shape), again.view(shape), column.to(torch.int32)
+        return row.int().view(shape), again.int().view(shape), both[batch * heads :].int()
 
     def excess(self, row: Tensor, again: Tensor, column: Tensor) -> Tensor:
         """By how much the hash of a pair exceeds dropout · 2^24, int32: negative where the probability is dropped."""
+        first, copied, less, low = _operands(row.device, torch.int32, FIRST, 0x1FFFF, 15, 8)
         # int32 wraps around as the kernel's uint32 does; its shifts copy the sign, so the copied bits are masked off
-        x = (row ^ column).mul_(FIRST)
-        x.bitwise_xor_((x >> 15).bitwise_and_(0x1FFFF))
+        x = (row ^ column).mul_(first)
+        x.bitwise_xor_((x >> less).bitwise_and_(copied))
         torch.add(again, x, alpha=SECOND - 2**32, out=x)
         least = math.ceil(struct.unpack("f", struct.pack("f", float(self)))[0] * 2**24)
-        return x.bitwise_right_shift_(8).sub_(least - 2**23)
+        return x.bitwise_right_shift_(low).sub_(least - 2**23)
 
 
 def as_dropout(rate: float, device: torch.device) -> Dropout:
@@ -104,7 +108,20 @@ def draw_seed(device: torch.device) -> Tensor:
 
 def hash_bits(x: Tensor) -> Tensor:
     """A 32-bit hash of the low 32 bits of x; both are int64 tensors."""
-    x = x & MASK
-    x = (x ^ (x >> 16)).mul_(FIRST).bitwise_and_(MASK)
-    x = (x ^ (x >> 15)).mul_(SECOND).bitwise_and_(MASK)
-    return x.bitwise_xor_(x >> 16)
+    first, second, mask, half, less = _operands(x.device, torch.int64, FIRST, SECOND, MASK, 16, 15)
+    x = x & mask
+    x = (x ^ (x >> half)).mul_(first).bitwise_and_(mask)
+    x = (x ^ (x >> less)).mul_(second).bitwise_and_(mask)
+    return x.bitwise_xor_(x >> half)
+
+
+@lru_cache(maxsize=16)
+def _operands(device: torch.device, dtype: torch.dtype, *numbers: int) -> tuple[Tensor, ...]:
+    """Tensors: PyTorch would make one of each number in each operation, which takes as long as hashing a short text."""
+    return tuple([constant((number,), device, dtype) for number in numbers])
+
+
+def _slots(own: range, first: int, step: int, device: torch.device) -> Tensor:
+    if step == 1:
+        return torch.arange(own.start + first, own.stop + first, device=device)
+    return torch.arange(own.start, own.stop, device=device) * step + first

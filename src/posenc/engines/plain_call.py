@@ -101,7 +101,7 @@ def run(
                 hidden, is_empty = known.hidden, known.is_empty
     if plan is not None and has_terms:
         assert offset is not None
-        mask = _mask(q, plan, offset, limits, heads == kv_heads, k_length, hidden, dropout > 0.0)
+        mask = _mask(q, plan, offset, limits, heads == kv_heads, k_length, hidden)
         if mask is None:
             return None
     elif hidden is not None:
@@ -112,12 +112,11 @@ def run(
             return None
     if hides_nan(q, k_length):
         return None
-    if dropout:
-        assert not isinstance(mask, tuple)
-        out = dropped.attend(q, k, v, mask, size**-0.5 if scale is None else float(scale), dropout)
-    elif isinstance(mask, tuple):
+    if isinstance(mask, tuple):
         attend, *facts = mask
-        out = attend(q, k, v, *facts, size**-0.5 if scale is None else float(scale))
+        out = attend(q, k, v, *facts, size**-0.5 if scale is None else float(scale), dropout)
+    elif dropout:
+        out = dropped.attend(q, k, v, mask, size**-0.5 if scale is None else float(scale), dropout)
     elif mask is not None and mask.requires_grad:
         out = dense.attend_with_mask(q, k, v, mask, size**-0.5 if scale is None else float(scale), True)
     else:
@@ -224,10 +223,10 @@ def _is_simple(plan: Plan, q_length: int, k_length: int, causal: bool) -> bool:
 
 
 def _mask(
-    q: Tensor, plan: Plan, offset: int, limits: Window, own_keys: bool, k_length: int, hidden: Tensor | None, drops: bool
-) -> Tensor | tuple | None:  # fmt: skip
-    """All terms and masks as one mask, where they fit. With a gradient, unless probabilities are dropped: the function of `dense` that
-    attends with them, and what it takes between q, k, v and the scale."""
+    q: Tensor, plan: Plan, offset: int, limits: Window, own_keys: bool, k_length: int, hidden: Tensor | None
+) -> Tensor | tuple | None:
+    """All terms and masks as one mask, where they fit. With a gradient: the function of `dense` that attends with them, and what it takes
+    between q, k, v and the scale."""
     batch, heads, q_length, size = q.shape
     if limits != (None, None) and q_length > k_length:
         return None  # the first queries are fully masked
@@ -276,7 +275,7 @@ def _mask(
             for table in tables:
                 if holds_nan(table):
                     return None
-            if trains and content is None and not drops:
+            if trains and content is None:
                 return dense.attend_with_bias, facts[0], facts[1], facts[2:], hidden
             mask = dense_terms.make_bias(*facts) if trains else dense.keep_bias(*facts)
         if width != k_length:
@@ -301,7 +300,7 @@ def _mask(
             return None
         return add(mask, decode.expand_by_distance(dots, batch, index, offset, k_length))
     facts_of_content = index, offset - q_length + 1, k_length, scale, precision
-    if trains and not drops and not (mask is not None and mask.requires_grad):
+    if trains and not (mask is not None and mask.requires_grad):
         return dense.attend_with_table, states, table, facts_of_content, mask
     return add(mask, dense_terms.multiply_by_distance(states, table, *facts_of_content))
 

@@ -217,9 +217,12 @@ class _Fused(torch.autograd.Function):
 
 # ---- attention with a mask that needs a gradient -------------------------------------------------------------------------
 def attend_with_bias(
-    q: Tensor, k: Tensor, v: Tensor, tables: tuple, indices: tuple, facts: tuple, hidden: Tensor | None, scale: float
-) -> Tensor:
+    q: Tensor, k: Tensor, v: Tensor, tables: tuple, indices: tuple, facts: tuple, hidden: Tensor | None, scale: float,
+    dropout: float = 0.0,
+) -> Tensor:  # fmt: skip
     """`attend_with_mask` of `make_bias(tables, indices, *facts)` + hidden, as one function with one gradient, which hidden has not."""
+    if dropout:
+        return dropped.attend_with_bias(q, k, v, tables, indices, facts, hidden, scale, dropout)
     if q.stride(3) != 1 or k.stride(3) != 1 or v.stride(3) != 1:
         return attend_with_mask(q, k, v, add(hidden, make_bias(tables, indices, *facts)), scale, True)
     return _apply_attend_with_bias(q, k, v, scale, indices, facts, hidden, *tables)
@@ -248,10 +251,14 @@ class _AttendWithBias(torch.autograd.Function):
 
 
 def attend_with_table(
-    q: Tensor, k: Tensor, v: Tensor, states: Tensor, table: Tensor, facts: tuple, mask: Tensor | None, scale: float
-) -> Tensor:
+    q: Tensor, k: Tensor, v: Tensor, states: Tensor, table: Tensor, facts: tuple, mask: Tensor | None, scale: float,
+    dropout: float = 0.0,
+) -> Tensor:  # fmt: skip
     """`attend_with_mask` of mask + `multiply_by_distance(states, table, *facts)`, as one function with one gradient. q and k have the
     same heads, and the mask needs no gradient."""
+    if dropout:
+        mask = add(mask, dense_terms.multiply_by_distance(states, table, *facts))
+        return dropped.attend(q, k, v, mask, scale, dropout)
     pairs = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2]
     if pairs > BLOCK or q.stride(3) != 1 or k.stride(3) != 1 or v.stride(3) != 1:
         return attend_with_mask(

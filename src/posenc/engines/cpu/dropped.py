@@ -15,7 +15,8 @@ from torch import Tensor
 
 from ...core.dropout import Dropout, as_dropout
 from ...core.torch_modes import direct_apply
-from .dense_terms import first_derivatives_only
+from ..lowering import add
+from .dense_terms import bias_gradients, first_derivatives_only, make_bias
 from .head_block import select_shared, share_blocks
 
 BLOCK = 1 << 17
@@ -25,85 +26,118 @@ BLOCK = 1 << 17
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, dropout: float) -> Tensor:
     """[B, H, Lq, Dv], with gradients of q, k, v and the mask [B or 1, H or 1, Lq or 1, Lk], which is added to the scores in float32 or
     better."""
-    return _apply(q, k, v, mask, scale, as_dropout(dropout, q.device))
+    return _apply(q, k, v, mask, scale, as_dropout(dropout, q.device), (), ())
+
+
+def attend_with_bias(
+    q: Tensor, k: Tensor, v: Tensor, tables: tuple, indices: tuple, facts: tuple, hidden: Tensor | None, scale: float,
+    dropout: float,
+) -> Tensor:  # fmt: skip
+    """`attend` with the mask `make_bias(tables, indices, *facts)` + hidden, as one function; hidden needs no gradient."""
+    return _apply(q, k, v, hidden, scale, as_dropout(dropout, q.device), indices, facts, *tables)
 
 
 class _Attend(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, dropout: Dropout) -> Tensor:
+    def forward(
+        ctx, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, dropout: Dropout, indices: tuple,
+        facts: tuple, *tables: Tensor,
+    ) -> Tensor:  # fmt: skip
+        if tables:
+            mask = add(mask, make_bias(tables, indices, *facts))
         batch, heads, q_length, _ = q.shape
         _, kv_heads, k_length, v_size = v.shape
+        precision = torch.float64 if q.dtype == torch.float64 else torch.float32
         hashes = dropout.hashes(batch, heads, range(q_length), range(k_length))
-        if batch * heads * q_length * k_length <= BLOCK:
-            out, x = _forward(q, k, v, mask, hashes, scale, dropout)
-            out = out if out.dtype == q.dtype else out.to(q.dtype)
-        else:
-            row, again, column = hashes
-            out = q.new_empty(batch, q_length, heads, v_size).transpose(1, 2)  # as the layer's last projection reads it
-            x = q.new_empty(batch, heads, q_length, k_length, dtype=_precision(q))
-            for at, own in share_blocks(batch, heads, kv_heads, q_length * k_length, BLOCK):
-                added = None if mask is None else mask[select_shared(mask.shape, at)]
-                out[at], x[at] = _forward(q[at], k[own], v[own], added, (row[at], again[at], column), scale, dropout)
-        ctx.save_for_backward(q, k, v, x)
         ctx.facts = scale, dropout, None if mask is None else mask.shape
+        ctx.given = indices, facts, [(table.shape, table.dtype) for table in tables]
+        if batch * heads * q_length * k_length <= BLOCK:
+            stacks = _stack_each(q, k, v, precision)
+            out, x = _forward(*stacks, mask, hashes, (batch, heads, q_length, k_length), scale, dropout)
+            ctx.save_for_backward(q, k, v, x, *stacks)
+            out = out.view(batch, heads, q_length, v_size)
+            return out if out.dtype == q.dtype else out.to(q.dtype)
+        row, again, column = hashes
+        out = q.new_empty(batch, q_length, heads, v_size).transpose(1, 2)  # as a layer's last projection reads it
+        x = q.new_empty(batch, heads, q_length, k_length, dtype=precision)
+        for at, own in share_blocks(batch, heads, kv_heads, q_length * k_length, BLOCK):
+            stacks, some, (own_out, own_x) = (
+                _stack_each(q[at], k[own], v[own], precision),
+                (row[at], again[at], column),
+                (out[at], x[at]),
+            )
+            added = None if mask is None else mask[select_shared(mask.shape, at)]
+            found, made = _forward(*stacks, added, some, own_x.shape, scale, dropout)
+            own_out.copy_(found.view(own_out.shape))
+            own_x.copy_(made)
+        ctx.save_for_backward(q, k, v, x)
         return out
 
     @staticmethod
     @first_derivatives_only
     def backward(ctx, grad: Tensor):
-        q, k, v, x = ctx.saved_tensors
-        scale, dropout, shape = ctx.facts
-        wants_mask = ctx.needs_input_grad[3]
-        if x.numel() <= BLOCK:
-            d_q, d_k, d_v, d_s = _backward(q, k, v, x, grad, scale, dropout)
-            if q.dtype != x.dtype:
-                d_q, d_k, d_v = d_q.to(q.dtype), d_k.to(q.dtype), d_v.to(q.dtype)
-            return d_q, d_k, d_v, d_s.sum_to_size(shape) if wants_mask else None, None, None
-        d_q, d_k, d_v = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-        d_mask = x.new_zeros(shape) if wants_mask else None
-        for at, own in share_blocks(*q.shape[:2], k.shape[1], x.shape[2] * x.shape[3], BLOCK):
-            d_q[at], d_k[own], d_v[own], d_s = _backward(q[at], k[own], v[own], x[at], grad[at], scale, dropout)
-            if d_mask is not None:
-                part = d_mask[select_shared(shape, at)]
-                part += d_s.sum_to_size(part.shape)
-        return d_q, d_k, d_v, d_mask, None, None
+        q, k, v, x, *stacks = ctx.saved_tensors
+        scale, dropout, mask_shape = ctx.facts
+        wanted = ctx.needs_input_grad[8:]
+        wants_tables = any(wanted)
+        shared = mask_shape if ctx.needs_input_grad[3] else (1, *x.shape[1:]) if wants_tables else None
+        kv_heads, precision, d_added = k.shape[1], x.dtype, None
+        if stacks:
+            found = _backward(
+                *stacks, _stack(x, kv_heads, precision), _stack(grad, kv_heads, precision), scale, dropout
+            )
+            d_q, d_k, d_v = (one.view(given.shape).to(given.dtype) for one, given in zip(found, (q, k, v)))
+            if shared is not None:
+                d_added = _sum_to(found[3].view(x.shape), shared)
+        else:
+            d_q, d_k, d_v = (torch.empty_like(one) for one in (q, k, v))
+            d_added = None if shared is None else x.new_zeros(shared)
+            for at, own in share_blocks(*x.shape[:2], kv_heads, x.shape[2] * x.shape[3], BLOCK):
+                keys, own_x = k[own], x[at]
+                stacks = _stack_each(q[at], keys, v[own], precision)
+                pair = (_stack(one, keys.shape[1], precision) for one in (own_x, grad[at]))
+                *found, d_s = _backward(*stacks, *pair, scale, dropout)
+                for one, part in zip(found, (d_q[at], d_k[own], d_v[own])):
+                    part.copy_(one.view(part.shape))
+                if d_added is not None:
+                    part = d_added[select_shared(d_added.shape, at)]
+                    part += _sum_to(d_s.view(own_x.shape), part.shape)
+        d_mask, d_tables = d_added, ()
+        if wants_tables:
+            indices, facts, tables = ctx.given
+            d_mask, d_tables = None, bias_gradients(d_added, indices, facts, tables, wanted)
+        return d_q, d_k, d_v, d_mask, None, None, None, None, *d_tables
 
 
 _apply = direct_apply(_Attend)
 
 
-def _precision(q: Tensor) -> torch.dtype:
-    return torch.float64 if q.dtype == torch.float64 else torch.float32
-
-
 def _forward(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, hashes: tuple[Tensor, ...], scale: float, dropout: Dropout
-) -> tuple[Tensor, Tensor]:
-    """The output [B, H, Lq, Dv] and x [B, H, Lq, Lk]."""
-    precision, kv_heads = _precision(q), k.shape[1]
-    rows, keys, values = (_stack(one, kv_heads, precision) for one in (q, k, v))
+    rows: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, hashes: tuple[Tensor, ...], shape: tuple[int, ...],
+    scale: float, dropout: Dropout,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The output, stacked as the queries are, and x [B, H, Lq, Lk], the shape."""
     scores = torch.bmm(rows, keys.transpose(1, 2))
-    s = scores.view(*q.shape[:3], k.shape[2])
+    s = scores.view(shape)
     s = s.mul_(scale) if mask is None else torch.add(mask, s, alpha=scale, out=s)
-    p = s.softmax(-1)
-    x = torch.copysign(p, dropout.excess(*hashes), out=s)
-    out = torch.bmm(torch.clamp(x, min=0.0, out=p).view(scores.shape), values)
-    return out.mul_(1.0 / (1.0 - float(dropout))).view(*q.shape[:3], v.shape[3]), x
+    x = torch.copysign(s.softmax(-1), dropout.excess(*hashes), out=s)
+    return torch.bmm(scores.relu(), values).mul_(1.0 / (1.0 - float(dropout))), x
 
 
 def _backward(
-    q: Tensor, k: Tensor, v: Tensor, x: Tensor, grad: Tensor, scale: float, dropout: Dropout
+    rows: Tensor, keys: Tensor, values: Tensor, x: Tensor, grad: Tensor, scale: float, dropout: Dropout
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of q, k, v and the scores [B, H, Lq, Lk]."""
-    kv_heads = k.shape[1]
-    rows, keys, values, grad = (_stack(one, kv_heads, x.dtype) for one in (q, k, v, grad))
-    x = _stack(x, kv_heads, x.dtype)
+    """The gradients of queries, keys, values and scores; all are stacked."""
     grad = grad * (1.0 / (1.0 - float(dropout)))
     d_v = torch.bmm(x.relu().transpose(1, 2), grad)
     d_p = torch.ops.aten.threshold_backward(torch.bmm(grad, values.transpose(1, 2)), x, 0.0)
     d_s = torch._softmax_backward_data(d_p, x.abs(), -1, x.dtype)
-    d_q, d_k = torch.bmm(d_s, keys).mul_(scale), torch.bmm(d_s.transpose(1, 2), rows).mul_(scale)
-    return d_q.view(q.shape), d_k.view(k.shape), d_v.view(v.shape), d_s.view(*q.shape[:3], k.shape[2])
+    return torch.bmm(d_s, keys).mul_(scale), torch.bmm(d_s.transpose(1, 2), rows).mul_(scale), d_v, d_s
+
+
+def _stack_each(q: Tensor, k: Tensor, v: Tensor, precision: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    heads = k.shape[1]
+    return _stack(q, heads, precision), _stack(k, heads, precision), _stack(v, heads, precision)
 
 
 def _stack(x: Tensor, kv_heads: int, precision: torch.dtype) -> Tensor:
@@ -112,3 +146,7 @@ def _stack(x: Tensor, kv_heads: int, precision: torch.dtype) -> Tensor:
     if x.shape[0] == 1 and x.shape[1] == kv_heads:
         return x[0]
     return x.reshape(x.shape[0] * kv_heads, -1, x.shape[3])
+
+
+def _sum_to(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    return x if x.shape == shape else x.sum_to_size(shape)
