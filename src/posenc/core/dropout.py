@@ -63,12 +63,12 @@ class Dropout(float):
         i = _slots(rows, *self.q, device)
         high = seed >> 32  # `hash_bits` takes the low 32 bits of a sum
         both = hash_bits(torch.cat((bh + seed, _slots(columns, *self.k, device) + high)))
-        row = hash_bits(both[: batch * heads].unsqueeze(1) + i)
+        row = hash_bits(both[: batch * heads].view(batch, heads, 1, 1) + i.view(-1, 1))
         # the second number is added before the multiplication by SECOND, here after it; 2^31 makes a comparison of unsigned
         # numbers one of signed numbers
-        again = hash_bits(row + high).mul_(SECOND).add_(2**31)
-        shape = (batch, heads, len(rows), 1)
-        return row.int().view(shape), again.int().view(shape), both[batch * heads :].int()
+        (signed,) = _operands(device, torch.int64, 2**31)
+        again = torch.add(signed, hash_bits(row + high), alpha=SECOND)
+        return row.int(), again.int(), both[batch * heads :].int()
 
     def excess(self, row: Tensor, again: Tensor, column: Tensor) -> Tensor:
         """By how much the hash of a pair exceeds dropout · 2^24, int32: negative where the probability is dropped."""
