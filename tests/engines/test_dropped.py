@@ -65,6 +65,22 @@ def test_dropout_is_that_of_the_reference(plan, masks, kv_heads, most, monkeypat
             torch.testing.assert_close(ours, exact, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("name", ["none", "t5"])
+@pytest.mark.parametrize(
+    "masks", [{"window": (1, 0)}, {"window": (2, 3), "key_mask": torch.arange(12)[None] > 8}], ids=str
+)
+def test_keys_before_a_window_count_among_the_slots(name, masks):
+    """The shortcut leaves them out."""
+    q, k, v = tensors(queries=5, dtype=torch.float64)
+    plan, masks = plans(queries=5)[name], {key: x.expand(2, -1) if key == "key_mask" else x for key, x in masks.items()}
+    found = []
+    for engine in ("auto", "cpu", "blocked", "reference"):
+        torch.manual_seed(3)
+        found.append(attend(q, k, v, plan, dropout=0.3, engine=engine, **masks))
+    for out in found[:-1]:
+        torch.testing.assert_close(out, found[-1], rtol=1e-6, atol=1e-6)
+
+
 @pytest.mark.parametrize("most", [1 << 17, 60], ids=["whole", "blocks"])
 def test_gradients_with_dropout(most, monkeypatch):
     monkeypatch.setattr(dropped, "BLOCK", most)

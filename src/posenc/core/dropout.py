@@ -50,6 +50,11 @@ class Dropout(float):
         excess = self.excess(*self.hashes(batch, heads, rows, columns))
         return (excess >= 0).to(dtype).mul_(1.0 / (1.0 - float(self)))
 
+    def from_key(self, first: int) -> Dropout:
+        """The same for a call without the keys before this one."""
+        start, step = self.k
+        return Dropout(float(self), self.seed, q=self.q, k=(start + first * step, step), heads=self.heads)
+
     def hashes(self, batch: int, heads: int, rows: range, columns: range) -> tuple[Tensor, Tensor, Tensor]:
         """What `excess` takes, int32: two numbers for each query, [B, H, rows, 1], and one for each key, [columns]. Any rows or columns of
         them may be given to it."""

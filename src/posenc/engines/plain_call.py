@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn.functional import scaled_dot_product_attention
 
+from ..core.dropout import Dropout
 from ..core.index import Index
 from ..core.mask import Mask, MaskOptions, Window, make_mask
 from ..core.plan import Lookup, Plan, holds_nan
@@ -85,6 +86,8 @@ def run(
         if limits[0] is not None and q_length + limits[0] < k_length:  # keys before these are visible to no query
             first = k_length - q_length - limits[0]
             k, v, k_length, offset = k[:, :, first:], v[:, :, first:], k_length - first, (offset or 0) + first
+            if isinstance(dropout, Dropout):
+                dropout = dropout.from_key(first)
         if q_length == 1:
             limits = None, None
         if not made.plain:
