@@ -78,35 +78,35 @@ class _Attend(torch.autograd.Function):
     def backward(ctx, grad: Tensor):
         q, k, v, x, *stacks = ctx.saved_tensors
         scale, dropout, mask_shape = ctx.facts
-        wanted = ctx.needs_input_grad[8:]
-        wants_tables = any(wanted)
-        shared = mask_shape if ctx.needs_input_grad[3] else (1, *x.shape[1:]) if wants_tables else None
-        kv_heads, precision, d_added = k.shape[1], x.dtype, None
+        batch, heads, q_length, k_length = x.shape
+        wants_mask, wanted = ctx.needs_input_grad[3], ctx.needs_input_grad[8:]
+        shared = mask_shape if wants_mask else (1, *x.shape[1:]) if any(wanted) else None
+        kv_heads, precision = k.shape[1], x.dtype
+        d_added: Tensor | None = None
         if stacks:
-            found = _backward(
-                *stacks, _stack(x, kv_heads, precision), _stack(grad, kv_heads, precision), scale, dropout
-            )
+            rows, keys, values = stacks
+            own_x, own_grad = _stack(x, kv_heads, precision), _stack(grad, kv_heads, precision)
+            *found, d_s = _backward(rows, keys, values, own_x, own_grad, scale, dropout)
             d_q, d_k, d_v = (one.view(given.shape).to(given.dtype) for one, given in zip(found, (q, k, v)))
             if shared is not None:
-                d_added = _sum_to(found[3].view(x.shape), shared)
+                d_added = _sum_to(d_s.view(x.shape), shared)
         else:
             d_q, d_k, d_v = (torch.empty_like(one) for one in (q, k, v))
             d_added = None if shared is None else x.new_zeros(shared)
-            for at, own in share_blocks(*x.shape[:2], kv_heads, x.shape[2] * x.shape[3], BLOCK):
-                keys, own_x = k[own], x[at]
-                stacks = _stack_each(q[at], keys, v[own], precision)
-                pair = (_stack(one, keys.shape[1], precision) for one in (own_x, grad[at]))
-                *found, d_s = _backward(*stacks, *pair, scale, dropout)
+            for at, own in share_blocks(batch, heads, kv_heads, q_length * k_length, BLOCK):
+                rows, keys, values = _stack_each(q[at], k[own], v[own], precision)
+                own_heads = k[own].shape[1]
+                own_x, own_grad = _stack(x[at], own_heads, precision), _stack(grad[at], own_heads, precision)
+                *found, d_s = _backward(rows, keys, values, own_x, own_grad, scale, dropout)
                 for one, part in zip(found, (d_q[at], d_k[own], d_v[own])):
                     part.copy_(one.view(part.shape))
                 if d_added is not None:
                     part = d_added[select_shared(d_added.shape, at)]
-                    part += _sum_to(d_s.view(own_x.shape), part.shape)
-        d_mask, d_tables = d_added, ()
-        if wants_tables:
-            indices, facts, tables = ctx.given
-            d_mask, d_tables = None, bias_gradients(d_added, indices, facts, tables, wanted)
-        return d_q, d_k, d_v, d_mask, None, None, None, None, *d_tables
+                    part += _sum_to(d_s.view(x[at].shape), part.shape)
+        if wants_mask or d_added is None:
+            return d_q, d_k, d_v, d_added, None, None, None, None, *[None for _ in wanted]
+        indices, facts, tables = ctx.given
+        return d_q, d_k, d_v, None, None, None, None, None, *bias_gradients(d_added, indices, facts, tables, wanted)
 
 
 _apply = direct_apply(_Attend)
