@@ -10,6 +10,7 @@ from typing import Literal, Unpack, cast, overload
 import torch
 from torch import Tensor
 
+from .core.dropout import draw_once
 from .core.mask import MaskOptions, make_mask
 from .core.options import require_number
 from .core.plan import Plan
@@ -63,14 +64,18 @@ def attend(q, k, v, plan=None, *, dropout=0.0, engine="auto", return_lse=False, 
     """
     described = None
     if (plan is None or type(plan) is Plan) and not torch.compiler.is_compiling() and is_standard():
-        if engine == "auto" and dropout == 0.0 and not return_lse and isinstance(q, Tensor):
+        drops = False
+        if engine == "auto" and dropout and isinstance(q, Tensor) and q.is_cpu and isinstance(dropout, float):
+            drops = 0.0 < dropout < 1.0
+            dropout = draw_once(dropout, q.device) if drops else dropout
+        if engine == "auto" and (drops or dropout == 0.0) and not return_lse and isinstance(q, Tensor):
             causal = masks.get("causal", False)
             if len(masks) == ("causal" in masks) or all(masks[name] is None for name in masks if name != "causal"):
-                out = None if plan is None else known_calls.run_step(q, k, v, plan, causal)
+                out = None if plan is None or drops else known_calls.run_step(q, k, v, plan, causal)
                 if out is None:
-                    out = plain_call.run(q, k, v, plan, causal)
+                    out = plain_call.run(q, k, v, plan, causal, None, dropout)
             else:
-                out = plain_call.run(q, k, v, plan, causal, cast(MaskOptions, masks))
+                out = plain_call.run(q, k, v, plan, causal, cast(MaskOptions, masks), dropout)
             if out is not None:
                 return out
         if plan is not None:
@@ -110,16 +115,18 @@ def attend(q, k, v, plan=None, *, dropout=0.0, engine="auto", return_lse=False, 
     return (out, lse) if return_lse else out
 
 
-def attend_plain(q: Tensor, k: Tensor, v: Tensor, plan: Plan | None, causal: bool, masks: MaskOptions) -> Tensor | None:
+def attend_plain(
+    q: Tensor, k: Tensor, v: Tensor, plan: Plan | None, causal: bool, masks: MaskOptions, dropout: float = 0.0
+) -> Tensor | None:
     """`attend` for the most common calls of a layer, in eager code and without its checks; None: call `attend`. masks: other ones than
-    causality."""
+    causality; dropout: with its seed, on a CPU."""
     if not is_standard():
         return None
     if masks:
-        return plain_call.run(q, k, v, plan, causal, {"causal": causal, **masks})
-    if plan is None and not (causal and 1 != q.shape[2] != k.shape[2]):
+        return plain_call.run(q, k, v, plan, causal, {"causal": causal, **masks}, dropout)
+    if plan is None and not dropout and not (causal and 1 != q.shape[2] != k.shape[2]):
         return plain_call.run_without_terms(q, k, v, causal)
-    return plain_call.run(q, k, v, plan, causal)
+    return plain_call.run(q, k, v, plan, causal, None, dropout)
 
 
 def prepare_repeated(

@@ -15,6 +15,8 @@ def test_a_part_of_the_sequence_drops_what_the_whole_drops():
     assert torch.equal(factors(Dropout(0.3, seed), range(10, 20), range(5, 50)), whole[:, :, 10:20, 5:50])
     part = Dropout(0.3, seed, q=(10, 1), k=(5, 1), heads=(1, 3))
     assert torch.equal(factors(part, range(10), range(45), heads=2), whole[:, 1:, 10:20, 5:50])
+    later = Dropout(0.3, seed, k=(2, 3))
+    assert torch.equal(factors(later.from_key(4), columns=range(9)), factors(later, columns=range(13))[..., 4:])
     stripes = Dropout(0.3, seed, q=(1, 3), k=(2, 4))
     assert torch.equal(factors(stripes, range(21), range(23)), whole[:, :, 1::3, 2::4][:, :, :21, :23])
 

@@ -54,7 +54,7 @@ OTHER_USES: dict[str, tuple[tuple[str, ...], tuple[tuple[int, int], ...]]] = {
 ON_CPU: dict[str, tuple[tuple[str, ...], tuple[tuple[int, int], ...]]] = {
     "grouped, padded": (("rope", "t5"), ((1, 16), (8, 128))),
     "context, padded": (("none",), ((1, 16), (8, 64), (8, 128))),
-    "dropout": (("rope", "t5"), ((1, 16), (8, 128))),
+    "dropout": (("rope", "t5"), ((1, 16), (8, 128), (4, 256), (1, 512))),
     "autocast": (("rope", "t5"), ((1, 16), (8, 128))),
 }
 """The same, on a CPU. context: cross-attention over another text of the same length."""

@@ -106,7 +106,7 @@ def order_engines(facts: Facts) -> list[str]:
                FlashAttention: 2.1 ms against 2.6 for a step at 4 x 4096 tokens of 16 heads, 94 µs against 101 at 64 x 128;
                tables over a grid go there as a dense bias: 0.25 ms against 2.0 for 4096 windows of 7 x 7, 3.1 against 22.7 for
                1024 windows of 16 x 16 (forward, one H200)
-    elsewhere  a dense bias is PyTorch's last, after the engine for CPUs
+    elsewhere  a dense bias is PyTorch's last, after the engine for CPUs; so is dropout, whose numbers PyTorch draws one by one
     """
     names = list(ENGINES)
     on_gpu = facts.device.type == "cuda"
@@ -114,7 +114,7 @@ def order_engines(facts: Facts) -> list[str]:
     if on_gpu and (not facts.has_terms or over_grid):
         names.remove("sdpa")
         names.insert(0, "sdpa")
-    elif not on_gpu and facts.has_terms:
+    elif not on_gpu and (facts.has_terms or facts.dropout):
         names.remove("sdpa")
         names.insert(names.index("blocked"), "sdpa")
     return names

@@ -19,11 +19,12 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn.functional import scaled_dot_product_attention
 
+from ..core.dropout import Dropout
 from ..core.index import Index
 from ..core.mask import Mask, MaskOptions, Window, make_mask
 from ..core.plan import Lookup, Plan, holds_nan
 from . import dense_bias, rules_cpu, triton
-from .cpu import block_sizes, decode, dense, dense_terms, joined_masks
+from .cpu import block_sizes, decode, dense, dense_terms, dropped, joined_masks
 from .lowering import add
 from .sdpa import fused_attention, hides_nan
 
@@ -33,9 +34,10 @@ GPU_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
 def run(
-    q: Tensor, k: Tensor, v: Tensor, plan: Plan | None, causal: bool, masks: MaskOptions | None = None
-) -> Tensor | None:
-    """The output, or None: take the general path. masks: all of `attend`'s, on a CPU; None: causality alone."""
+    q: Tensor, k: Tensor, v: Tensor, plan: Plan | None, causal: bool, masks: MaskOptions | None = None, dropout: float = 0.0
+) -> Tensor | None:  # fmt: skip
+    """The output, or None: take the general path. masks: all of `attend`'s, on a CPU; None: causality alone. dropout: with its seed, on a
+    CPU."""
     if triton.INTERPRETED or type(q) not in PLAIN or type(k) not in PLAIN or type(v) not in PLAIN:
         return None  # subclasses have ways of their own
     if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
@@ -53,10 +55,12 @@ def run(
         return None
     if dtype not in DTYPES:
         return None
+    if dropout and batch * heads * q_length * k_length > rules_cpu.DROPPED_PAIRS:
+        return None
     if torch.is_autocast_enabled("cpu"):  # it would round the mask
         torch.set_autocast_enabled("cpu", False)
         try:
-            return run(q, k, v, plan, causal, masks)
+            return run(q, k, v, plan, causal, masks, dropout)
         finally:
             torch.set_autocast_enabled("cpu", True)
     has_terms, offset = False, None
@@ -82,6 +86,8 @@ def run(
         if limits[0] is not None and q_length + limits[0] < k_length:  # keys before these are visible to no query
             first = k_length - q_length - limits[0]
             k, v, k_length, offset = k[:, :, first:], v[:, :, first:], k_length - first, (offset or 0) + first
+            if isinstance(dropout, Dropout):
+                dropout = dropout.from_key(first)
         if q_length == 1:
             limits = None, None
         if not made.plain:
@@ -102,15 +108,17 @@ def run(
             return None
     elif hidden is not None:
         mask = hidden
-    elif limits != (None, None) and not (limits == (None, 0) and q_length == k_length):
-        mask = _limits(heads, q_length, k_length, limits, precision)
+    elif limits != (None, None) and (dropout or not (limits == (None, 0) and q_length == k_length)):
+        mask = _limits(0 if dropout else heads, q_length, k_length, limits, precision)
         if mask is None:
             return None
     if hides_nan(q, k_length):
         return None
     if isinstance(mask, tuple):
         attend, *facts = mask
-        out = attend(q, k, v, *facts, size**-0.5 if scale is None else float(scale))
+        out = attend(q, k, v, *facts, size**-0.5 if scale is None else float(scale), dropout)
+    elif dropout:
+        out = dropped.attend(q, k, v, mask, size**-0.5 if scale is None else float(scale), dropout)
     elif mask is not None and mask.requires_grad:
         out = dense.attend_with_mask(q, k, v, mask, size**-0.5 if scale is None else float(scale), True)
     else:

@@ -22,6 +22,9 @@ MASKED_PAIRS = 1 << 24
 attention makes one of this size of a boolean mask. With terms and causality `blocked`, which computes half of the scores, is faster
 from twice VARIED_PAIRS on (t5 over 1,024 tokens: 68 ms against 89)."""
 
+DROPPED_PAIRS = 1 << 24
+"""Batch times heads times pairs up to which dropout keeps its probabilities for backward: 64 MiB. Beyond them `blocked` makes them again."""
+
 
 def cpu_form(facts: Facts) -> Literal["dense", "tiles"]:
     """dense: short texts whose terms PyTorch's attention takes as one mask. tiles: everything else.
@@ -33,6 +36,8 @@ def cpu_form(facts: Facts) -> Literal["dense", "tiles"]:
         return "tiles"
     if key is not None and facts.heads != facts.kv_heads:
         return "tiles"
+    if facts.dropout:  # which tiles do not take
+        return "dense" if facts.batch * facts.heads * facts.q_length * facts.k_length <= DROPPED_PAIRS else "tiles"
     is_short = fits(
         facts.batch, facts.heads, facts.q_length, facts.k_length, terms=facts.reads_distance,
         content=query is not None or key is not None, padding=facts.padding, masked=facts.documents or facts.has_dense_mask,

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from torch.nn.modules.module import _has_any_global_hook
 
+from ..core.dropout import draw_once
 from ..core.mask import MaskOptions
 from ..core.plan import Plan
 from ..core.positions import consecutive
@@ -56,13 +57,15 @@ def forward(layer: Attention, x: Tensor, slot: LayerCache | None, masks: MaskOpt
     if layer.window is not None:
         masks["window"] = layer.window
     is_usual = is_eager and layer.engine == "auto" and heads == layer.heads
-    is_short = is_usual and not (layer.training and layer.dropout)
-    is_short = is_short and (on_cpu or (q.is_cuda and masks.keys() <= WINDOW))
+    dropout = layer.dropout if layer.training else 0.0
+    if dropout and on_cpu and is_usual:
+        dropout = draw_once(dropout, q.device)
+    is_short = is_usual and (on_cpu or (q.is_cuda and masks.keys() <= WINDOW and not dropout))
     # without terms; on a GPU PyTorch's attention aligns causality otherwise where there are fewer queries than keys
     is_plain = is_short and (on_cpu or not (masks or (layer.causal and past and queries > 1)))
     if is_plain and by_rows and not encoding.acts_inside:  # nothing is left to do in attention
         every = (k, v) if slot is None else slot.append_in_place(k, v)
-        out = None if every is None else attend_plain(q, *every, None, layer.causal, masks)
+        out = None if every is None else attend_plain(q, *every, None, layer.causal, masks, dropout)
         if out is not None:
             out = (out.transpose(1, 2) if queries > 1 else out).reshape(batch * queries, heads * v.shape[3])
             out = _project(modules["o_proj"], out, batch, queries).view(batch, queries, -1)
@@ -75,7 +78,7 @@ def forward(layer: Attention, x: Tensor, slot: LayerCache | None, masks: MaskOpt
     if not is_short or encoding.acts_inside:
         rotates_here = encoding.rotates and not encoding.length_dependent
         rotates_here = rotates_here and (slot is not None or (is_usual and not encoding.adds_terms))
-        is_steady = is_short and encoding.steady_terms and not torch.is_grad_enabled()
+        is_steady = is_short and not dropout and encoding.steady_terms and not torch.is_grad_enabled()
         if masks and on_cpu:
             taken = ("key_mask",) if queries == 1 else ("key_mask", "documents") if past == 0 else ()
             is_steady = is_steady and all(name in taken for name in masks)
@@ -106,14 +109,14 @@ def forward(layer: Attention, x: Tensor, slot: LayerCache | None, masks: MaskOpt
             plan = _make_plan(layer, encoding, x, past, queries, rotates_here)
     if plan is None:
         if is_plain and out is None:
-            out = attend_plain(q, k, v, None, layer.causal, masks)
+            out = attend_plain(q, k, v, None, layer.causal, masks, dropout)
     elif is_short and on_cpu:
-        out = attend_plain(q, k, v, plan, layer.causal, masks)
+        out = attend_plain(q, k, v, plan, layer.causal, masks, dropout)
     is_done = out is not None
     if out is None:
         if plan is None and is_eager and not on_cpu:  # `attend` finds it again by its facts
             plan = _make_plan(layer, encoding, x, past, queries, True)
-        out = _attend(layer, q, k, v, plan, masks)
+        out = _attend(layer, q, k, v, plan, masks, dropout)
     if prepared is not None and plan is not None and (is_done or not on_cpu) and not (known and known.is_final):
         prepared[kind] = prepare_repeated(q, k, v, plan, layer.causal, masks)
     if queries > 1:
@@ -135,7 +138,6 @@ def attend_context(layer: Attention, x: Tensor, context: Tensor, key_mask: Tenso
     """Cross-attention [B, L, d_model] to a context [B, M, d_model], with an encoding that has no part in it; None: the general way."""
     modules: dict[str, Any] = layer._modules
     encoding = modules["encoding"]
-    dropout = layer.dropout if layer.training else 0.0
     if encoding.acts_inside or encoding.embeds or encoding.keeps or layer.engine != "auto" or layer.window is not None:
         return None
     if torch.compiler.is_compiling() or type(x) not in PLAIN or type(context) not in PLAIN or _has_any_global_hook():
@@ -149,7 +151,8 @@ def attend_context(layer: Attention, x: Tensor, context: Tensor, key_mask: Tenso
     k = _project(modules["k_proj"], others, batch, keys).view(batch, keys, -1, size).transpose(1, 2)
     v = _project(modules["v_proj"], others, batch, keys).view(batch, keys, -1, size).transpose(1, 2)
     masks: MaskOptions = {} if key_mask is None else {"key_mask": key_mask}
-    out = None if dropout else attend_plain(q, k, v, None, False, masks)
+    dropout = draw_once(layer.dropout, q.device) if layer.training and layer.dropout else 0.0
+    out = attend_plain(q, k, v, None, False, masks, dropout)
     if out is None:
         out = attend(q, k, v, dropout=dropout, **masks)
     out = out.transpose(1, 2).reshape(batch * queries, -1)
@@ -183,12 +186,13 @@ def _project(projection: nn.Module, rows: Tensor, batch: int, length: int) -> Te
     return linear(rows, parameters["weight"], parameters["bias"])
 
 
-def _attend(layer: Attention, q: Tensor, k: Tensor, v: Tensor, plan: Plan | None, masks: MaskOptions) -> Tensor:
+def _attend(
+    layer: Attention, q: Tensor, k: Tensor, v: Tensor, plan: Plan | None, masks: MaskOptions, dropout: float
+) -> Tensor:
     """Any call: dropout, engines by name, terms on a GPU, masks that `attend_plain` does not take."""
     if plan is not None:
         k, v = as_appended(k, v, plan)
     masks["causal"] = layer.causal
-    dropout = layer.dropout if layer.training else 0.0
     return attend(q, k, v, plan, dropout=dropout, engine=layer.engine, **masks)
 
 

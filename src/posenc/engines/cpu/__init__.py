@@ -2,6 +2,7 @@
 
     __init__.run ─┬─ few queries, no gradient ──▶ decode.py          one fused call with a mask made for it
                   ├─ short texts ───────────────▶ dense.py           one call with one mask (rules_cpu.py: which are short)
+                  │                               dropped.py         the same with dropout
                   ├─ further axes ──────────────▶ ../further_axes.py  more channels, then as below
                   └─ terms.py (one table of each kind) ──▶ ops.py (PyTorch operators)
                         forward    forward.py          fused attention in tiles, merged by log-sum-exp
@@ -18,6 +19,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ...core.dropout import draw_once
 from ...core.plan import holds_nan
 from ...core.torch_modes import transform_reason
 from .. import blocked, further_axes
@@ -53,6 +55,8 @@ def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> tuple[Tensor, 
         q, k, v, lowered, finish = further_axes.widen(q, k, v, lowered)
         out, lse = run(q, k, v, lowered)
         return finish(out), lse
+    if facts.dropout and eager:
+        lowered.dropout = draw_once(lowered.dropout, q.device)  # whichever form runs
     scale = lowered.scale
     if isinstance(scale, Tensor):
         q, plan = further_axes.prescale(q, lowered.plan)
@@ -60,7 +64,7 @@ def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> tuple[Tensor, 
     # a dense mask of as many queries as keys is kept; one of a few queries after many keys would be new in each step. Whether
     # a gradient is wanted does not matter here, so that an output has the same bits either way
     few = facts.q_length < block_sizes.DECODE_ROWS and not facts.q_length == facts.k_length > 1
-    is_masked = facts.documents or facts.has_dense_mask  # nothing else here takes these
+    is_masked = facts.documents or facts.has_dense_mask or facts.dropout  # nothing else here takes these
     short = eager and (is_masked or not few) and type(q) in (Tensor, torch.nn.Parameter) and dense.applies(facts)
     # as in `hides_nan`; a tile may have few keys even in a long text
     if eager and (not short or facts.k_length < VECTOR) and holds_nan(q):

@@ -6,8 +6,6 @@ tables' values are equal: no way of changing a parameter makes it stale. Kept ma
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
@@ -18,11 +16,11 @@ from ...core.plan import holds_nan
 from ...core.torch_modes import direct_apply
 from .. import rules_cpu
 from ..lowering import Facts, LoweredPlan, add
-from . import dense_terms
+from . import dense_terms, dropped
 from .dense_terms import bias_gradients, by_pair, first_derivatives_only, limits_of, make_bias, multiply, reached
+from .head_block import select_shared, share_blocks
 from .joined_masks import join_masks
 
-ALL = slice(None)
 BLOCK = 1 << 19  # scores of the backward pass that are in memory at once
 flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -35,7 +33,7 @@ def applies(facts: Facts) -> bool:
 def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan, scale: float) -> Tensor | None:
     """The output, or None where a masked key or value holds NaN or inf: the tiles or blocks handle these."""
     facts = lowered.facts
-    if k.shape[3] != v.shape[3]:
+    if k.shape[3] != v.shape[3] and not facts.dropout:
         return None
     hidden = is_empty = None
     if not lowered.mask.plain or (facts.is_limited and facts.q_length > facts.k_length):
@@ -44,7 +42,10 @@ def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan, scale: float) -> 
     _, query_span, key_span, _ = facts.spans
     if query_span is not None or key_span is not None:
         mask = _add_content(q, k, mask, lowered, scale)
-    out = attend_with_mask(q, k, v, mask, scale, facts.gradient)
+    if facts.dropout:
+        out = dropped.attend(q, k, v, mask, scale, lowered.dropout)
+    else:
+        out = attend_with_mask(q, k, v, mask, scale, facts.gradient)
     if is_empty is not None:
         out = out.masked_fill(is_empty, 0.0)
     if (facts.is_limited or hidden is not None) and holds_nan(out):
@@ -216,9 +217,12 @@ class _Fused(torch.autograd.Function):
 
 # ---- attention with a mask that needs a gradient -------------------------------------------------------------------------
 def attend_with_bias(
-    q: Tensor, k: Tensor, v: Tensor, tables: tuple, indices: tuple, facts: tuple, hidden: Tensor | None, scale: float
-) -> Tensor:
+    q: Tensor, k: Tensor, v: Tensor, tables: tuple, indices: tuple, facts: tuple, hidden: Tensor | None, scale: float,
+    dropout: float = 0.0,
+) -> Tensor:  # fmt: skip
     """`attend_with_mask` of `make_bias(tables, indices, *facts)` + hidden, as one function with one gradient, which hidden has not."""
+    if dropout:
+        return dropped.attend_with_bias(q, k, v, tables, indices, facts, hidden, scale, dropout)
     if q.stride(3) != 1 or k.stride(3) != 1 or v.stride(3) != 1:
         return attend_with_mask(q, k, v, add(hidden, make_bias(tables, indices, *facts)), scale, True)
     return _apply_attend_with_bias(q, k, v, scale, indices, facts, hidden, *tables)
@@ -247,10 +251,14 @@ class _AttendWithBias(torch.autograd.Function):
 
 
 def attend_with_table(
-    q: Tensor, k: Tensor, v: Tensor, states: Tensor, table: Tensor, facts: tuple, mask: Tensor | None, scale: float
-) -> Tensor:
+    q: Tensor, k: Tensor, v: Tensor, states: Tensor, table: Tensor, facts: tuple, mask: Tensor | None, scale: float,
+    dropout: float = 0.0,
+) -> Tensor:  # fmt: skip
     """`attend_with_mask` of mask + `multiply_by_distance(states, table, *facts)`, as one function with one gradient. q and k have the
     same heads, and the mask needs no gradient."""
+    if dropout:
+        mask = add(mask, dense_terms.multiply_by_distance(states, table, *facts))
+        return dropped.attend(q, k, v, mask, scale, dropout)
     pairs = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2]
     if pairs > BLOCK or q.stride(3) != 1 or k.stride(3) != 1 or v.stride(3) != 1:
         return attend_with_mask(
@@ -330,29 +338,13 @@ def _all_gradients(
         return d_q, d_k, d_v, d_mask
     d_q, d_k, d_v = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
     d_mask = None if shape is None else mask.new_zeros(shape)
-    group = q.shape[1] // k.shape[1]
-    for rows, heads in _blocks(k.shape[0], k.shape[1], group * q.shape[2] * k.shape[2]):
-        own = slice(heads.start * group, heads.stop * group)
-        at, at_mask = (rows, own), _selected(mask.shape, rows, own)
-        found = _gradients(q[at], k[rows, heads], v[rows, heads], mask[at_mask], grad[at], scale)
-        d_q[at], d_k[rows, heads], d_v[rows, heads], d_s = found
+    for at, own in share_blocks(q.shape[0], q.shape[1], k.shape[1], q.shape[2] * k.shape[2], BLOCK):
+        added = mask[select_shared(mask.shape, at)]
+        d_q[at], d_k[own], d_v[own], d_s = _gradients(q[at], k[own], v[own], added, grad[at], scale)
         if shape is not None and d_mask is not None:
-            part = d_mask[_selected(shape, rows, own)]
+            part = d_mask[select_shared(shape, at)]
             part += d_s.sum_to_size(part.shape)
     return d_q, d_k, d_v, d_mask
-
-
-def _selected(shape: tuple[int, ...], rows: slice, heads: slice) -> tuple[slice, ...]:
-    return tuple([x if n > 1 else ALL for n, x in zip(shape, (rows, heads))])
-
-
-def _blocks(batch: int, kv_heads: int, numbers: int) -> Iterator[tuple[slice, slice]]:
-    """Batch rows and key heads whose scores stay in a core's cache together. numbers: scores of a key head."""
-    heads = min(kv_heads, max(1, BLOCK // numbers))
-    rows = max(1, BLOCK // (kv_heads * numbers))
-    for row in range(0, batch, rows):
-        for head in range(0, kv_heads, heads):
-            yield slice(row, min(row + rows, batch)), slice(head, min(head + heads, kv_heads))
 
 
 def _gradients(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, grad: Tensor, scale: float) -> tuple[Tensor, ...]:

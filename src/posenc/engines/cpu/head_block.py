@@ -137,3 +137,23 @@ def _find_real_keys(mask: Tensor, precision: torch.dtype) -> tuple[tuple[int, in
     if at.numel() == c - a:
         return (a, c), None
     return (a, c), torch.zeros(mask.shape, dtype=precision, device=mask.device).masked_fill_(~mask, NEG_INF)
+
+
+def share_blocks(
+    batch: int, heads: int, kv_heads: int, pairs: int, most: int
+) -> Iterator[tuple[tuple[slice, slice], tuple[slice, slice]]]:
+    """Batch rows and heads with at most this many scores together, or one key head: (rows, heads) of queries and of keys. pairs: scores of
+    a head."""
+    group = heads // kv_heads
+    own = min(kv_heads, max(1, most // (group * pairs)))
+    rows = max(1, most // (heads * pairs))
+    for row in range(0, batch, rows):
+        some = slice(row, min(row + rows, batch))
+        for head in range(0, kv_heads, own):
+            last = min(head + own, kv_heads)
+            yield (some, slice(head * group, last * group)), (some, slice(head, last))
+
+
+def select_shared(shape: tuple[int, ...], at: tuple[slice, slice]) -> tuple[slice, ...]:
+    """Those rows and heads of a tensor [B or 1, H or 1, ..] that may serve all."""
+    return tuple([x if n > 1 else slice(None) for n, x in zip(shape, at)])

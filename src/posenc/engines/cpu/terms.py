@@ -61,7 +61,7 @@ class Terms(NamedTuple):
 def structure_reason(lowered: LoweredPlan) -> str | None:
     """Why a table by distance over contiguous positions does not express this plan, or None."""
     facts = lowered.facts
-    if facts.dropout:
+    if facts.dropout and (torch.compiler.is_compiling() or cpu_form(facts) != "dense"):
         return "dropout needs the probabilities themselves"
     if facts.pair:
         return "pair is a function of positions"
