@@ -115,10 +115,7 @@ def packed(rows=ROWS_OF_TEXTS):
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("terms", ["bias", "none"])
 def test_documents_by_cost(kernel, monkeypatch, terms, causal):
-    """Blocks in the order of their cost, whose consumers skip tiles of other texts: the documents above; rows of different texts, in several
-    sections; two consumers; a text without keys."""
-    monkeypatch.setattr(gluon, "ORDERED_FORWARD", True)
-    test_documents(kernel, monkeypatch, terms, causal)
+    """Rows of different texts, whose blocks are ordered in several sections; two consumers; a text without keys."""
     monkeypatch.setattr(gluon_launch, "SECTION", 10)
     ids = packed()
     check(kernel, monkeypatch, terms, causal, (400, 400), batch=4, programs=5, masks={"documents": ids})
@@ -208,13 +205,14 @@ def test_it_takes_what_it_can():
 
 
 def test_it_leaves_what_it_is_slower_at(monkeypatch):
+    """Documents that are not causal, with a content term; not those without."""
     ids = torch.zeros(1, 2048, dtype=torch.int32)
-    monkeypatch.setattr(gluon, "ORDERED_FORWARD", True)
-    assert gluon.refuse_slower(*given(documents=ids)[:2]) is None
-    monkeypatch.setattr(gluon, "ORDERED_FORWARD", False)
-    assert "documents" in gluon.refuse_slower(*given(documents=ids)[:2])
-    for options in ({}, {"causal": True, "documents": ids}, {"window": 300}):
-        assert gluon.refuse_slower(*given(**options)[:2]) is None
+    monkeypatch.setattr(gluon, "refuse_device", lambda device: None)
+    assert gluon.refuse(*given(documents=ids)) is None
+    content = Plan(Positions(2048), lookups=(Lookup(index.clip(9, 9), dot_query=torch.zeros(2, 19, 64)),))
+    for options, is_slower in (({"documents": ids}, True), ({}, False), ({"causal": True, "documents": ids}, False)):
+        reason = gluon.refuse_window(*given(plan=content, batch=12, **options))
+        assert (reason is not None and "documents" in reason) is is_slower, reason
 
 
 @pytest.mark.parametrize(
