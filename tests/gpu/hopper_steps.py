@@ -244,11 +244,11 @@ def skip_windows(is_on):
         replay._programs.clear()
 
 
-def window_errors(window, length=1100):
+def window_errors(window, length=2100):
     """Of output and gradients against float64, relative in norm, without and with skipped tiles."""
     torch.manual_seed(0)
-    q, k, v = ((torch.randn(3, 48, length, 64, device="cuda") / 2).bfloat16() for _ in range(3))
-    plan = kernel_plans.t5(48, length, 64, True)
+    q, k, v = ((torch.randn(2, 16, length, 64, device="cuda") / 2).bfloat16() for _ in range(3))
+    plan = kernel_plans.t5(16, length, 64, True)
     table = [tensor for _, tensor in plan.tensors()]
     g = torch.randn_like(q)
     results = []
@@ -393,7 +393,7 @@ def main() -> None:
         return
     if args.windows:
         wrong = {window: window_errors(window) for window in (255, 1023)}
-        print("errors at 1100 tokens by window", wrong, flush=True)
+        print("errors at 2100 tokens by window", wrong, flush=True)
         assert all(error < 2e-2 for errors in wrong.values() for error in errors)
         for batch, length in ((4, 4096), (1, 16384)):
             for window in (255, 1023):
