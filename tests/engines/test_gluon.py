@@ -94,6 +94,15 @@ def test_windows(kernel, monkeypatch, terms, window):
     check(kernel, monkeypatch, terms, False, (300, 200), masks={"window": window})
 
 
+@pytest.mark.parametrize("window", [(255, 0), (140, 0), (70, 200), (0, 0), (700, 0)])
+def test_consumers_skip_tiles_before_their_window(kernel, monkeypatch, window):
+    """And wait for as many slots as the producer fills: also of a consumer without queries, with padding, with far tiles."""
+    monkeypatch.setattr(gluon, "SKIP_WINDOWS", True)
+    check(kernel, monkeypatch, "bias", False, (1100, 1100), masks={"window": window})
+    real = (torch.arange(700) >= 200)[None]
+    check(kernel, monkeypatch, "slopes", False, (650, 700), masks={"window": window, "key_mask": real})
+
+
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("terms", ["bias", "none"])
 def test_documents(kernel, monkeypatch, terms, causal):
@@ -115,10 +124,7 @@ def packed(rows=ROWS_OF_TEXTS):
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("terms", ["bias", "none"])
 def test_documents_by_cost(kernel, monkeypatch, terms, causal):
-    """Blocks in the order of their cost, whose consumers skip tiles of other texts: the documents above; rows of different texts, in several
-    sections; two consumers; a text without keys."""
-    monkeypatch.setattr(gluon, "ORDERED_FORWARD", True)
-    test_documents(kernel, monkeypatch, terms, causal)
+    """Rows of different texts, whose blocks are ordered in several sections; two consumers; a text without keys."""
     monkeypatch.setattr(gluon_launch, "SECTION", 10)
     ids = packed()
     check(kernel, monkeypatch, terms, causal, (400, 400), batch=4, programs=5, masks={"documents": ids})
@@ -208,13 +214,14 @@ def test_it_takes_what_it_can():
 
 
 def test_it_leaves_what_it_is_slower_at(monkeypatch):
+    """Documents that are not causal, with a content term; not those without."""
     ids = torch.zeros(1, 2048, dtype=torch.int32)
-    monkeypatch.setattr(gluon, "ORDERED_FORWARD", True)
-    assert gluon.refuse_slower(*given(documents=ids)[:2]) is None
-    monkeypatch.setattr(gluon, "ORDERED_FORWARD", False)
-    assert "documents" in gluon.refuse_slower(*given(documents=ids)[:2])
-    for options in ({}, {"causal": True, "documents": ids}, {"window": 300}):
-        assert gluon.refuse_slower(*given(**options)[:2]) is None
+    monkeypatch.setattr(gluon, "refuse_device", lambda device: None)
+    assert gluon.refuse(*given(documents=ids)) is None
+    content = Plan(Positions(2048), lookups=(Lookup(index.clip(9, 9), dot_query=torch.zeros(2, 19, 64)),))
+    for options, is_slower in (({"documents": ids}, True), ({}, False), ({"causal": True, "documents": ids}, False)):
+        reason = gluon.refuse_window(*given(plan=content, batch=12, **options))
+        assert (reason is not None and "documents" in reason) is is_slower, reason
 
 
 @pytest.mark.parametrize(

@@ -136,9 +136,7 @@ def test_documents(kernel, monkeypatch, terms, causal):
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("terms", ["bias", "none"])
 def test_documents_by_cost(kernel, monkeypatch, terms, causal):
-    """The same in the order that the device makes; rows of different texts, in several sections."""
-    monkeypatch.setattr(gluon, "ORDERED_BACKWARD", True)
-    test_documents(kernel, monkeypatch, terms, causal)
+    """Rows of different texts, whose blocks the device orders in several sections."""
     monkeypatch.setattr(launch, "SECTION", 6)
     rows = ((100, 28, 272), (400,), (64, 64, 1, 191, 80))
     ids = torch.stack([torch.repeat_interleave(torch.arange(len(row)), torch.tensor(row)) for row in rows])

@@ -1,6 +1,6 @@
 """The Gluon backward pass on a Hopper GPU: checked against float64, then timed beside cuDNN's and the Triton pair.
 
-    python -m tests.gpu.gluon_backward --out FILE.json [--only base] [--skip check,time] [--seconds 140] [--variants late] [--workers 16] [--warm] [--ordered]
+    python -m tests.gpu.gluon_backward --out FILE.json [--only base] [--skip check,time] [--seconds 140] [--variants late] [--workers 16] [--warm]
 
 Jobs run in processes of their own, as in tests/gpu/hopper.py. Times are of the backward pass alone: ours and the pair's are replayed
 graphs of their launches, sums of tables included; cuDNN's is a step less its forward pass.
@@ -328,9 +328,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=16)
     parser.add_argument("--warm", action="store_true", help="compile what is timed, though nothing is timed now")
     parser.add_argument("--work", action="store_true")
-    parser.add_argument("--ordered", action="store_true", help="blocks of documents by their cost")
     args = parser.parse_args()
-    hopper.order_documents(args.ordered)
     if args.work:
         hopper.work(check, measure, warm_up)
         return

@@ -1,6 +1,6 @@
 """The Gluon forward pass on a Hopper GPU: checked against float64, then timed beside cuDNN and the triton kernels.
 
-    python -m tests.gpu.hopper --out FILE.json [--only t5,none] [--skip check,time] [--seconds 170] [--ordered]
+    python -m tests.gpu.hopper --out FILE.json [--only t5,none] [--skip check,time] [--seconds 170]
 
 Jobs run in processes of their own, which are killed when a job takes too long; the next job goes on in a new one. Checks run side by
 side, since each variant takes seconds to compile; timings run alone.
@@ -413,27 +413,18 @@ def time_graph(call, calls=5, repeats=12):
     return sorted(times)[len(times) // 2]
 
 
-def order_documents(is_on):
-    """Here and in the workers."""
-    if is_on:
-        from posenc.engines import gluon
-
-        gluon.ORDERED_FORWARD = gluon.ORDERED_BACKWARD = True
-        Worker.options = ("--ordered",)
-
-
 # ---- the parent -------------------------------------------------------------------------------------------------------
 class Worker:
     """A process that answers jobs one at a time; a new one after a hang or a crash."""
 
-    module, options = "tests.gpu.hopper", ()
+    module = "tests.gpu.hopper"
 
     def __init__(self):
         self.process = None
 
     def start(self):
         self.process = subprocess.Popen(
-            [sys.executable, "-u", "-m", self.module, "--work", *self.options], cwd=ROOT, text=True,
+            [sys.executable, "-u", "-m", self.module, "--work"], cwd=ROOT, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
         self.lines: queue.Queue = queue.Queue()
@@ -530,9 +521,7 @@ def main() -> None:
     parser.add_argument("--skip", default="")
     parser.add_argument("--seconds", type=float, default=170.0)
     parser.add_argument("--work", action="store_true")
-    parser.add_argument("--ordered", action="store_true", help="blocks of documents by their cost")
     args = parser.parse_args()
-    order_documents(args.ordered)
     if args.work:
         work(check, measure, warm_up)
         return

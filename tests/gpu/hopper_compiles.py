@@ -1,6 +1,6 @@
 """Compiles every variant of the Gluon kernels for Hopper, without a GPU, and inspects the machine code.
 
-    python -m tests.gpu.hopper_compiles [--backward] [--ordered] [--out FILE.json]        with a tested Triton (posenc.engines.gluon.TESTED)
+    python -m tests.gpu.hopper_compiles [--backward] [--out FILE.json]        with a tested Triton (posenc.engines.gluon.TESTED)
 
 For each variant: registers, bytes spilled, shared memory, CPU seconds, instructions of a far and of a near tile and how many of
 them touch local memory. It fails where
@@ -185,12 +185,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out")
     parser.add_argument("--backward", action="store_true")
-    parser.add_argument("--ordered", action="store_true", help="blocks of documents by their cost")
     parser.add_argument("--only", type=lambda text: text.split(","), default=[])
     args = parser.parse_args()
     if gluon.VERSION not in gluon.TESTED:
         sys.exit(f"the kernel is tested with Triton {', '.join(gluon.TESTED)}, found {gluon.VERSION}")
-    gluon.ORDERED_FORWARD = gluon.ORDERED_BACKWARD = args.ordered
     driver.set_active(Target(90))
     torch.cuda.get_device_properties = lambda device: SimpleNamespace(multi_processor_count=132)
     rows, failed = [], 0

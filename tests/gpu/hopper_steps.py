@@ -3,6 +3,7 @@
     python -m tests.gpu.hopper_steps --out FILE.json --goals [--warm 12]           every row that has a goal
     python -m tests.gpu.hopper_steps --out FILE.json [--only t5,rope,masks] [--shapes 0,2] [--seconds 60] [--models]
     python -m tests.gpu.hopper_steps --out FILE.json --packed [--seconds 60]       texts of equal and of unequal lengths in a row
+    python -m tests.gpu.hopper_steps --out FILE.json --windows [--seconds 60]      windows of 255 and 1023 keys
 
 A step is the forward and the backward pass with every gradient, tables included, as one CUDA graph; ours and cuDNN's are replayed in turns, as
 the card's clock follows its temperature. `auto` chooses the engine, as for a user. Before any time, output and gradients are compared with float64
@@ -10,7 +11,8 @@ at 700 tokens (tests.gpu.kernel_plans), unless --checked.
 --warm N: N processes compile all of it first, in calls of few heads, so that nothing is compiled while times are taken.
 --models: training steps of T5-base and DeBERTa-v3-base of 4 x 4096 tokens, with and without their dropout; beside them the originals', and
 those of the same models with cuDNN's attention without positions.
---packed: t5 over documents, with blocks in the order of their cost (gluon.ORDERED_FORWARD, ORDERED_BACKWARD) and without; microseconds by kernel.
+--packed: t5 over documents, and microseconds by kernel.
+--windows: t5, without and with gluon.SKIP_WINDOWS.
 """
 
 from __future__ import annotations
@@ -134,11 +136,6 @@ def time_in_turns(*calls, count=5, repeats=10):
 
 
 # ---- packed texts --------------------------------------------------------------------------------------------------------
-VARIANTS = {
-    "before": (False, False),
-    "forward": (True, False),
-    "both": (True, True),
-}  # which passes take blocks by their cost
 UNEQUAL = (
     (1999, 64, 700, 301, 1032), (130, 1700, 95, 1411, 260, 500), (2048, 777, 1271), (90, 85, 640, 1100, 310, 1500, 371),
 )  # fmt: skip
@@ -158,19 +155,6 @@ def packed_ids(batch, length, is_equal):
     return torch.stack(ids).cuda(), [n for row in rows for n in row]
 
 
-def choose_variant(name):
-    """Calls that are known took the other path."""
-    from posenc.engines import gluon, known_calls
-    from posenc.engines.triton import prepared, replay
-
-    chosen = VARIANTS[name]
-    if chosen != (gluon.ORDERED_FORWARD, gluon.ORDERED_BACKWARD):
-        gluon.ORDERED_FORWARD, gluon.ORDERED_BACKWARD = chosen
-        known_calls._known.clear()
-        prepared._calls.clear()
-        replay._programs.clear()
-
-
 def packed_call(batch, heads, length, causal, is_equal):
     ids, lengths = packed_ids(batch, length, is_equal)
     q, k, v = (
@@ -182,25 +166,19 @@ def packed_call(batch, heads, length, causal, is_equal):
 
 
 def packed_error(causal, is_equal):
-    """The largest error of output and gradients of each variant against float64, relative in norm."""
+    """The largest error of output and gradients against float64, relative in norm."""
     torch.manual_seed(0)
     q, k, v, plan, leaves, masks, _ = packed_call(2, 3, 4096, causal, is_equal)
     q, k = ((x.detach() / 3).requires_grad_() for x in (q, k))
     g = torch.randn_like(q)
     results = []
-    for name in (None, *VARIANTS):
-        dtype = torch.float64 if name is None else torch.bfloat16
+    for dtype, engine, calls in ((torch.float64, "reference", 1), (torch.bfloat16, "triton", 3)):
         x = [y.detach().to(dtype).requires_grad_() for y in (q, k, v)]
-        if name is not None:
-            choose_variant(name)
-        for _ in range(1 if name is None else 3):  # the second call is recorded, the third replays
-            out = attend(*x, plan, engine="reference" if name is None else "triton", **masks)
+        for _ in range(calls):  # the second call is recorded, the third replays
+            out = attend(*x, plan, engine=engine, **masks)
             found = [out, *torch.autograd.grad(out, [*x, *leaves[3:]], g.to(dtype))]
         results.append(found)
-    return {
-        name: max(((b.double() - a.double()).norm() / a.double().norm()).item() for a, b in zip(results[0], found))
-        for name, found in zip(VARIANTS, results[1:])
-    }
+    return max(((b.double() - a.double()).norm() / a.double().norm()).item() for a, b in zip(*results))
 
 
 def measure_packed(batch, length, causal, is_equal):
@@ -212,20 +190,17 @@ def measure_packed(batch, length, causal, is_equal):
         with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
             return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
 
-    def ours(name):
-        choose_variant(name)
+    def ours():
         return attend(q, k, v, plan, **masks)
 
-    def step(name):
-        out = plain() if name is None else ours(name)
-        return torch.autograd.grad(out, leaves[:3] if name is None else leaves, g)
+    def step():
+        return torch.autograd.grad(ours(), leaves, g)
 
     with torch.no_grad():
-        forward = time_in_turns(plain, *(lambda name=name: ours(name) for name in ("before", "both")))
-    steps = time_in_turns(*(lambda name=name: step(name) for name in (None, *VARIANTS)))
+        forward = time_in_turns(plain, ours)
+    steps = time_in_turns(lambda: torch.autograd.grad(plain(), leaves[:3], g), step)
     about = f"B{batch} L{length} {'equal' if is_equal else 'unequal'}{' causal' if causal else ''}"
-    return {"packed": about, "share": round(share, 4), "forward": dict(zip(("cudnn", "before", "both"), forward)),
-            "step": dict(zip(("cudnn", *VARIANTS), steps)), "kernels": {name: by_kernel(lambda: step(name)) for name in ("before", "both")}}  # noqa: B023  # fmt: skip
+    return {"packed": about, "share": round(share, 4), "forward": forward, "step": steps, "kernels": by_kernel(step)}
 
 
 def by_kernel(call, repeats=3):
@@ -244,26 +219,80 @@ def by_kernel(call, repeats=3):
 
 
 def show_packed(rows):
-    print(
-        f"{'ms, and over cuDNN times the visible share':44} forward: cuDNN   before          ordered         step: cuDNN    before          forward ordered both"
-    )
+    print("forward and step: cuDNN's ms, ours, and ours over cuDNN times the visible share; microseconds by kernel")
     for row in rows:
         if "packed" not in row:
             print(row)
             continue
-        cells = []
-        for times in (row["forward"], row["step"]):
-            cudnn = times["cudnn"]
-            cells.append(
-                f"{cudnn:.3f}  "
-                + "  ".join(
-                    f"{ms:.3f} ({ms / cudnn / row['share']:.2f})" for name, ms in times.items() if name != "cudnn"
-                )
-            )
-        print(f"{row['packed']:44} {'   |   '.join(cells)}")
-    for row in rows:
-        for name, kernels in row.get("kernels", {}).items():
-            print(f"{row['packed']} {name}: " + ", ".join(f"{kernel} {us}" for kernel, us in kernels.items()))
+        cells = [
+            f"{cudnn:.3f} {ms:.3f} ({ms / cudnn / row['share']:.2f})" for cudnn, ms in (row["forward"], row["step"])
+        ]
+        kernels = ", ".join(f"{kernel} {us}" for kernel, us in row["kernels"].items())
+        print(f"{row['packed']:26} {'   '.join(cells)}   {kernels}")
+
+
+# ---- windows -------------------------------------------------------------------------------------------------------------
+def skip_windows(is_on):
+    """Calls that are known took the other path."""
+    from posenc.engines import gluon, known_calls
+    from posenc.engines.triton import prepared, replay
+
+    if is_on != gluon.SKIP_WINDOWS:
+        gluon.SKIP_WINDOWS = is_on
+        known_calls._known.clear()
+        prepared._calls.clear()
+        replay._programs.clear()
+
+
+def window_errors(window, length=2100):
+    """Of output and gradients against float64, relative in norm, without and with skipped tiles."""
+    torch.manual_seed(0)
+    q, k, v = ((torch.randn(2, 16, length, 64, device="cuda") / 2).bfloat16() for _ in range(3))
+    plan = kernel_plans.t5(16, length, 64, True)
+    table = [tensor for _, tensor in plan.tensors()]
+    g = torch.randn_like(q)
+    results = []
+    for dtype, engine, is_on in (
+        (torch.float64, "reference", False),
+        (torch.bfloat16, "triton", False),
+        (torch.bfloat16, "triton", True),
+    ):
+        skip_windows(is_on)
+        x = [y.detach().to(dtype).requires_grad_() for y in (q, k, v)]
+        for _ in range(3 if engine == "triton" else 1):
+            out = attend(*x, plan, engine=engine, causal=True, window=window)
+            found = [out, *torch.autograd.grad(out, [*x, *table], g.to(dtype))]
+        results.append(found)
+    return [
+        max(((b.double() - a.double()).norm() / a.double().norm()).item() for a, b in zip(results[0], found))
+        for found in results[1:]
+    ]
+
+
+def measure_window(batch, length, window):
+    q, k, v = (
+        torch.randn(batch, 16, length, 64, device="cuda", dtype=torch.bfloat16).requires_grad_() for _ in range(3)
+    )
+    plan = kernel_plans.t5(16, length, 64, True)
+    leaves = (q, k, v, *(tensor for _, tensor in plan.tensors()))
+    g = torch.randn_like(q)
+    pairs = sum(min(i + 1, window + 1) for i in range(length))
+
+    def plain():
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            return F.scaled_dot_product_attention(q, k, v)
+
+    def ours(is_on):
+        skip_windows(is_on)
+        return attend(q, k, v, plan, causal=True, window=window)
+
+    with torch.no_grad():
+        forward = time_in_turns(plain, lambda: ours(False), lambda: ours(True))
+    step = time_in_turns(
+        lambda: torch.autograd.grad(ours(False), leaves, g), lambda: torch.autograd.grad(ours(True), leaves, g)
+    )
+    return {"shape": (batch, length), "window": window, "cudnn, before, after": forward, "of cudnn's share": [
+        round(ms / forward[0] / (pairs / length**2), 3) for ms in forward[1:]], "step: before, after": step}  # fmt: skip
 
 
 def model_step(name, way, dropout):
@@ -323,6 +352,7 @@ def main() -> None:
     parser.add_argument("--goals", action="store_true", help="the rows of GOALS, and no others")
     parser.add_argument("--models", action="store_true")
     parser.add_argument("--packed", action="store_true")
+    parser.add_argument("--windows", action="store_true")
     parser.add_argument("--warm", type=int, default=0, help="processes that compile first")
     parser.add_argument(
         "--part", type=lambda text: [int(x) for x in text.split("/")], help="of a process that compiles"
@@ -355,11 +385,19 @@ def main() -> None:
         cases = list(product((True, False), (True, False)))
         wrong = {case: packed_error(*case) for case in cases}
         print("errors at 4096 tokens by (causal, equal)", wrong, flush=True)
-        assert all(error < 2e-2 for errors in wrong.values() for error in errors.values())
+        assert all(error < 2e-2 for error in wrong.values())
         for (batch, length), case in product(((4, 4096), (1, 16384)), cases):
             keep(measure_packed, batch, length, *case)
             torch.cuda.empty_cache()
         show_packed(rows)
+        return
+    if args.windows:
+        wrong = {window: window_errors(window) for window in (255, 1023)}
+        print("errors at 2100 tokens by window", wrong, flush=True)
+        assert all(error < 2e-2 for errors in wrong.values() for error in errors)
+        for batch, length in ((4, 4096), (1, 16384)):
+            for window in (255, 1023):
+                keep(measure_window, batch, length, window)
         return
     wanted = list(cells(args.only, args.shapes, args.goals))
     if args.part:

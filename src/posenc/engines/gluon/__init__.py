@@ -42,8 +42,7 @@ SMALLEST = 2.0**-40
 SHORTEST_BACKWARD = 2048  # as measured
 SHORTEST_CONTENT_BACKWARD = 512  # as measured
 WIDE_OF_128 = False  # content terms over wide spans, heads of 128, in the backward pass: compared on a card, not timed
-ORDERED_FORWARD = False  # blocks of documents by their cost, which the device finds; consumers skip other texts' tiles (prepare.order_block)
-ORDERED_BACKWARD = False  # the same order in backward.py
+SKIP_WINDOWS = False  # consumers skip a block's first tiles, which lie before their window: not measured
 MOST_SUMS = 1 << 27  # float32 numbers of content_backward.py's outer
 MOST = 1 << 20  # blocks of keys in the backward pass: their order is made on the host
 WIDEST_GRADIENT = 2048  # distances of a bias in the backward pass: each program keeps 16 rows of them
@@ -75,7 +74,7 @@ def give_up(error: Exception) -> None:
 
 def refuse(x: Inputs, num: Numbers, scale: float, dropout: float) -> str | None:
     """Why the kernel does not run this call, or None."""
-    return refuse_any_size(x, num, scale, dropout) or refuse_slower(x, num) or refuse_plain_size(x)
+    return refuse_any_size(x, num, scale, dropout) or refuse_plain_size(x)
 
 
 def refuse_any_size(x: Inputs, num: Numbers, scale: float, dropout: float) -> str | None:
@@ -166,8 +165,8 @@ def visible_distances(x: Inputs, num: Numbers) -> tuple[int, int]:
 
 
 def refuse_slower(x: Inputs, num: Numbers) -> str | None:
-    """Why the triton engine's own kernel is faster, or None."""
-    if x.doc_q is not None and num.right < 0 and not (ORDERED_FORWARD and x.table is None):
+    """Why the triton engine's own kernel with a content term is faster, or None."""
+    if x.doc_q is not None and num.right < 0:
         return "documents that are not causal took up to 1.26 of the other kernel's time"
     return None
 

@@ -13,7 +13,6 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from ...core.constants import constant
-from .. import gluon
 from ..triton.arguments import Inputs, Numbers
 from ..triton.launch import make_masks, position_args
 from ..triton.launcher import Launch
@@ -106,7 +105,7 @@ def run_backward(
     left, right = (None if limit < 0 else limit for limit in (num.left, num.right))
     processors = torch.cuda.get_device_properties(q.device).multi_processor_count
     made = None
-    if gluon.ORDERED_BACKWARD and x.doc_q is not None:
+    if x.doc_q is not None:
         programs = min(batch * kv_heads * blocks, processors)
         order_row = 1 - (-batch * kv_heads * blocks // programs)
         order = made = tiles.new_empty(programs, order_row)

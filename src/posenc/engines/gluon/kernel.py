@@ -21,7 +21,7 @@ through a ring of STAGES slots in shared memory. Slot t of a block holds keys t 
     near      all others: the product of queries and keys begins with the table's numbers, divided by the scale, instead of zero;
               where a mask may touch a consumer's tile, its scores are then replaced by -inf (not added: a key may hold NaN)
 
-A consumer skips the last tiles where only later queries of the block see them. With documents (ORDERED) it also skips the first ones where only
+A consumer skips the last tiles where only later queries of the block see them. With documents it also skips the first ones where only
 earlier queries do, if none are far: blocks that two texts share.
 
 Programs stay on their multiprocessor and take several blocks (`take_turn`). log-sum-exps are in base 2, +inf where fully masked.
@@ -100,10 +100,10 @@ def take_turn(turn, sizes, BM: gl.constexpr):
 
 
 @gluon.jit
-def take_block(turn, tiles_ptr, sizes, BM: gl.constexpr, ORDERED: gl.constexpr):
-    """What take_turn gives, and where the block's tiles stand. ORDERED: blocks of all heads in the order of prepare.rank_block."""
+def take_block(turn, tiles_ptr, sizes, BM: gl.constexpr, DOCS: gl.constexpr):
+    """What take_turn gives, and where the block's tiles stand. DOCS: blocks of all heads in the order of prepare.rank_block."""
     q_length, k_length, heads, group, batch_heads, section, left, right, tiles_row = sizes
-    if ORDERED:
+    if DOCS:
         index = find_index(turn, gl.program_id(0), gl.num_programs(0))
         at = tiles_ptr + index // heads * OWN_NUMBERS
         b = gl.load(at + 9)
@@ -339,6 +339,14 @@ def find_own_tiles(m0, first, last, limits, BN: gl.constexpr):
 
 
 @gluon.jit
+def skip_tiles(m0, first, own, limits, BN: gl.constexpr):
+    """How many of a block's first tiles lie before the window of a consumer's queries from m0 on, which see up to tile `own` of the block."""
+    q_length, k_length, left, right = limits
+    begin = gl.maximum(m0 + (k_length - q_length) - left, 0) // BN - first
+    return gl.maximum(gl.minimum(begin, own - 1), 0)
+
+
+@gluon.jit
 def masks_of_row(masks, b):
     """The masks of a batch row, for hide."""
     bits_ptr, doc_q_ptr, doc_k_ptr, doc_keys_ptr, bits_row, doc_q_row, doc_k_row, doc_keys_row = masks
@@ -412,14 +420,14 @@ def skip_slot(step, full, empty, CID: gl.constexpr, NC: gl.constexpr, STAGES: gl
 
 # ---- the roles --------------------------------------------------------------------------------------------------------
 @gluon.jit
-def produce(load, bars, sizes, NC: gl.constexpr, STAGES: gl.constexpr, ORDERED: gl.constexpr):
+def produce(load, bars, sizes, NC: gl.constexpr, STAGES: gl.constexpr, DOCS: gl.constexpr):
     q_desc, k_desc, v_desc, tiles_ptr, q_smem, k_smem, v_smem = load
     q_length, k_length, heads, group, batch_heads, section, left, right, tiles_row = sizes
     BN: gl.constexpr = k_smem.shape[3]
     BM: gl.constexpr = NC * ROWS
     step = 0
     for turn in range(count_turns(sizes, BM)):
-        b, h, bh, block, place = take_block(turn, tiles_ptr, sizes, BM, ORDERED)
+        b, h, bh, block, place = take_block(turn, tiles_ptr, sizes, BM, DOCS)
         first, left0, left1, right0, right1, last, clear0, clear1, offset = load_tiles(place, 0, 0, 0)
         n = last - first
         far = (left1 - left0) + (right1 - right0)
@@ -472,7 +480,7 @@ def take_step(
 @gluon.jit
 def consume(
     use, masks, bars, sizes, scale, CID: gl.constexpr, NC: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr,
-    TABLE: gl.constexpr, SLOPES: gl.constexpr, WINDOW: gl.constexpr, PADDED: gl.constexpr, DOCS: gl.constexpr, ORDERED: gl.constexpr,
+    TABLE: gl.constexpr, SLOPES: gl.constexpr, WINDOW: gl.constexpr, PADDED: gl.constexpr, DOCS: gl.constexpr, SKIP: gl.constexpr,
 ):  # fmt: skip
     o_desc, lse_ptr, tiles_ptr, table_ptr, slopes_ptr, bias_row, lo, hi, q_smem, o_smem, k_smem, v_smem = use
     q_full, q_empty, full, empty = bars
@@ -488,14 +496,16 @@ def consume(
         pass_turn(0)
     step = 0
     for turn in range(count_turns(sizes, BM)):
-        b, h, bh, block, place = take_block(turn, tiles_ptr, sizes, BM, ORDERED)
+        b, h, bh, block, place = take_block(turn, tiles_ptr, sizes, BM, DOCS)
         m0 = block * BM + CID * ROWS
         first, left0, left1, right0, right1, last, clear0, clear1, offset = load_tiles(place, 0, 0, 0)
         own, inner0, inner1 = find_own_tiles(m0, first, last, limits, BN)
         far = (left1 - left0) + (right1 - right0)
         skipped = 0
-        if ORDERED:
+        if DOCS:
             skipped, own, clear0, clear1 = load_own_tiles(place, first, far, CID)
+        elif SKIP:
+            skipped = gl.where(far == 0, skip_tiles(m0, first, own, limits, BN), 0)
         far = gl.minimum(far, own)
         table = table_ptr
         shift = 0.0
@@ -509,7 +519,7 @@ def consume(
             slope = gl.load(slopes_ptr + h) * 1.4426950408889634
         of_row = masks_of_row(masks, b)
         q = q_smem.index(CID).reshape([ROWS, D])
-        if ORDERED:
+        if SKIP:
             for _ in range(skipped):
                 skip_slot(step, full, empty, CID, NC, STAGES, TURNS)
                 step += 1
@@ -537,7 +547,7 @@ def consume(
             if TABLE:
                 begin = begin_near(table, dist, lo, hi, BN, S_L)
             is_masked = True  # without terms, tiles are near because a mask touches them
-            if ORDERED:
+            if DOCS:
                 is_masked = (tile < clear0) | (tile >= clear1)
             elif TABLE or SLOPES:
                 is_masked = is_touched(tile, n0, inner0, inner1, clear0, clear1, BN, PADDED, DOCS)
@@ -561,7 +571,7 @@ def consume(
 def forward(
     q_desc, k_desc, v_desc, o_desc,  # [B, heads, L, D]
     lse_ptr,  # float32 [B, H, Lq rounded up to 64], base 2
-    tiles_ptr,  # int32 [B or 1, blocks, NUMBERS] (load_tiles), or ORDERED [B blocks, OWN_NUMBERS] (prepare.order_block)
+    tiles_ptr,  # int32 [B or 1, blocks, NUMBERS] (load_tiles), or with documents [B blocks, OWN_NUMBERS] (prepare.order_block)
     table_ptr,  # float32 [H, PAD + span + PAD], constant before and after the span; or unused
     slopes_ptr,  # float32 [H], or unused
     bits_ptr,  # int32 [B or 1, tiles of keys, 8] (prepare.pack_padding), or unused
@@ -570,10 +580,11 @@ def forward(
     q_length, k_length, heads, group, batch_heads, section, left, right, tiles_row, bias_row, bits_row, doc_q_row, doc_k_row,
     doc_keys_row, lo, hi,
     NC: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr, TABLE: gl.constexpr, SLOPES: gl.constexpr, WINDOW: gl.constexpr,
-    PADDED: gl.constexpr, DOCS: gl.constexpr, ORDERED: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
+    PADDED: gl.constexpr, DOCS: gl.constexpr, SKIP: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """out and lse, by NC consumers, three or two. Limits: -left <= j - i - (k_length - q_length) <= right, left only if WINDOW; lo, hi: the span of the table, or
-    beyond every distance without one; *row: strides over heads or batch rows, 0 for one that all share."""
+    beyond every distance without one; *row: strides over heads or batch rows, 0 for one that all share. SKIP: consumers skip the first tiles too, with
+    documents or a window."""
     q_smem, o_smem, k_smem, v_smem = make_buffers(q_desc, k_desc, v_desc, o_desc, NC, STAGES)
     bars = make_barriers(NC, 1) + make_barriers(STAGES, NC)
     fence_async_shared()
@@ -585,14 +596,14 @@ def forward(
     # Constants are repeated in each call: in a tuple that has a name they would become tensors.
     if NC == 2:
         gl.warp_specialize([
-            (consume, (use, masks, bars, sizes, scale, 0, NC, STAGES, TURNS, TABLE, SLOPES, WINDOW, PADDED, DOCS, ORDERED)),
-            (consume, (use, masks, bars, sizes, scale, 1, NC, STAGES, TURNS, TABLE, SLOPES, WINDOW, PADDED, DOCS, ORDERED)),
-            (produce, (load, bars, sizes, NC, STAGES, ORDERED)),
+            (consume, (use, masks, bars, sizes, scale, 0, NC, STAGES, TURNS, TABLE, SLOPES, WINDOW, PADDED, DOCS, SKIP)),
+            (consume, (use, masks, bars, sizes, scale, 1, NC, STAGES, TURNS, TABLE, SLOPES, WINDOW, PADDED, DOCS, SKIP)),
+            (produce, (load, bars, sizes, NC, STAGES, DOCS)),
         ], [4, 1], [CONSUMER_REGISTERS, PRODUCER_REGISTERS])  # fmt: skip
     else:
         gl.warp_specialize([
-            (consume, (use, masks, bars, sizes, scale, 0, NC, STAGES, TURNS, TABLE, SLOPES, WINDOW, PADDED, DOCS, ORDERED)),
-            (consume, (use, masks, bars, sizes, scale, 1, NC, STAGES, TURNS, TABLE, SLOPES, WINDOW, PADDED, DOCS, ORDERED)),
-            (consume, (use, masks, bars, sizes, scale, 2, NC, STAGES, TURNS, TABLE, SLOPES, WINDOW, PADDED, DOCS, ORDERED)),
-            (produce, (load, bars, sizes, NC, STAGES, ORDERED)),
+            (consume, (use, masks, bars, sizes, scale, 0, NC, STAGES, TURNS, TABLE, SLOPES, WINDOW, PADDED, DOCS, SKIP)),
+            (consume, (use, masks, bars, sizes, scale, 1, NC, STAGES, TURNS, TABLE, SLOPES, WINDOW, PADDED, DOCS, SKIP)),
+            (consume, (use, masks, bars, sizes, scale, 2, NC, STAGES, TURNS, TABLE, SLOPES, WINDOW, PADDED, DOCS, SKIP)),
+            (produce, (load, bars, sizes, NC, STAGES, DOCS)),
         ], [4, 4, 1], [CONSUMER_REGISTERS, CONSUMER_REGISTERS, PRODUCER_REGISTERS])  # fmt: skip

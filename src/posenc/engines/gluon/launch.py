@@ -39,11 +39,11 @@ def run_forward(
 ) -> tuple[Tensor, Tensor, None]:
     """Fills out [B, H, Lq, D] and lse [B, H, Lq rounded up to 64] (base 2), and returns what triton.launch.run_forward does."""
     tile = tile or choose_tile(x.q.shape[3], x.q.shape[2])
-    ordered = gluon.ORDERED_FORWARD and x.doc_q is not None
     return launch_forward(
         launch, forward, x, num, scale, out, lse, tile.keys, (num.lo, num.hi), (num.lo, num.hi), PAD.value, section=tile.heads,
-        consumers=tile.consumers, tables=(lse if x.slopes is None else x.slopes,), ordered=ordered, NC=tile.consumers, STAGES=tile.stages,
-        TURNS=tile.turns, TABLE=x.bias is not None, SLOPES=x.slopes is not None, ORDERED=ordered,
+        consumers=tile.consumers, tables=(lse if x.slopes is None else x.slopes,), ordered=x.doc_q is not None, NC=tile.consumers,
+        STAGES=tile.stages, TURNS=tile.turns, TABLE=x.bias is not None, SLOPES=x.slopes is not None,
+        SKIP=x.doc_q is not None or (gluon.SKIP_WINDOWS and num.left >= 0),
     )  # fmt: skip
 
 

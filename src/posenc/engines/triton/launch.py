@@ -50,7 +50,7 @@ def run_forward(
     if out.numel() == 0 or k_length == 0:
         return out.zero_(), lse.fill_(float("inf")), _zero_mass(x, num)
     if is_recording():  # and so nothing is computed: what texts of other lengths would launch is compiled with this one
-        if (gluon.refuse_any_size(x, num, scale, dropout) or gluon.refuse_slower(x, num)) is None:
+        if gluon.refuse_any_size(x, num, scale, dropout) is None:
             from ..gluon.launch import record_forward
 
             record_forward(launch, x, num, scale, out, lse)
