@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import re
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import metadata
 from typing import TYPE_CHECKING
 
@@ -31,12 +33,10 @@ DTYPES = (torch.bfloat16, torch.float16)
 SIZES = (64, 128)
 SHORTEST = 512  # queries and keys
 FEWEST = (
-    128  # blocks of 192 queries: with fewer, the smaller tiles of the triton engine's kernels use more of the device
+    128  # blocks of 192 queries: with fewer, the smaller tiles of the triton engine's kernels fill the device better
 )
-SHORTEST_PLAIN = 64  # queries and keys without content terms, where there are so many blocks:
-FEWEST_PLAIN = (
-    256  # as measured: 64 x 12 x 128 tokens in 30 µs against 52, 16 x 12 x 128 (192 blocks) in 15 against 17.5
-)
+# queries and keys without content terms, and blocks; 64 x 12 x 128 tokens in 30 µs against 52, 16 x 12 x 128 (192 blocks) in 15 against 17.5
+SHORTEST_PLAIN, FEWEST_PLAIN = 64, 256
 SHORTEST_CONTENT = 2048  # keys: of shorter texts most tiles are near ones, and the other kernel's are smaller
 SMALLEST = 2.0**-40
 SHORTEST_BACKWARD = 2048  # as measured
@@ -69,6 +69,15 @@ def give_up(error: Exception) -> None:
         f"the backward kernel for Hopper cannot run here, and posenc takes the slower pair of kernels: {_failures[0]}",
         stacklevel=2,
     )
+
+
+@contextmanager
+def attempt() -> Iterator[None]:
+    """Gluon gives no guarantees: after whatever its compiler raises in this context, what follows it runs instead."""
+    try:
+        yield
+    except Exception as error:
+        give_up(error)
 
 
 def refuse(x: Inputs, num: Numbers, scale: float, dropout: float) -> str | None:

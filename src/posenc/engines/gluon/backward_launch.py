@@ -16,7 +16,7 @@ from ...core.constants import constant
 from ..triton.arguments import Inputs, Numbers
 from ..triton.launch import make_masks, position_args
 from ..triton.launcher import Launch
-from ..triton.structs import View
+from ..triton.structs import view
 from .backward import backward
 from .backward_prepare import finish, prepare
 from .backward_sums import ROWS
@@ -105,7 +105,7 @@ def run_backward(
     left, right = (None if limit < 0 else limit for limit in (num.left, num.right))
     programs = batch * heads * q_tiles + batch_rows * blocks + (0 if table is None else heads)
     launch(
-        prepare, programs, _view(out), _view(do), d_lse, lse, stats, sums, tiles, batch_rows * blocks, blocks, position_args(x), make_masks(x),
+        prepare, programs, view(out), view(do), d_lse, lse, stats, sums, tiles, batch_rows * blocks, blocks, position_args(x), make_masks(x),
         x.bias, bias_row, num.bias_lo, num.bias_hi, table, num.lo - PAD.value, width, heads, batch * heads, q_length, k_length,
         num.offset, left, right, num.lo, num.hi, scale, scale * LOG2E, size, s.queries, keys, OWN.value, 512, num_warps=4,
     )  # fmt: skip
@@ -140,7 +140,7 @@ def run_backward(
         CONSUMER_REGISTERS=s.registers[0], ADDER_REGISTERS=s.registers[1], REGISTERS=s.registers[2], num_warps=4,
     )  # fmt: skip
     launch(
-        finish, batch * heads * q_tiles, sums, _view(dq), heads, q_length, scale, size, s.queries, s.add == 3, num_warps=4
+        finish, batch * heads * q_tiles, sums, view(dq), heads, q_length, scale, size, s.queries, s.add == 3, num_warps=4
     )  # fmt: skip
     return parts if wants_bias else None, d_slopes if wants_slopes else None
 
@@ -150,7 +150,3 @@ def _describe_sums(x: Tensor, size: int, queries: int) -> TensorDescriptor:
     block = [size, queries]
     rows = x.numel() // queries
     return TensorDescriptor(x, [rows, queries], [queries, 1], block, gl.NVMMASharedLayout(128, 32, 2))
-
-
-def _view(x: Tensor) -> View:
-    return View(x, *x.stride()[:3])

@@ -7,16 +7,12 @@ import triton
 import triton.language as tl
 
 from ..triton.masking import add_start, query_tiles
+from ..triton.structs import UNSPECIALISED
 from ..triton.tiles import load_tile, padded
 from .prepare import pad_bias
 
 
-@triton.jit(
-    do_not_specialize=[
-        "blocks", "count", "bias_row", "bias_lo", "bias_hi", "first", "width", "heads", "batch_heads", "q_length", "k_length", "offset",
-        "left", "right", "lo", "hi", "scale", "scale2",
-    ]
-)  # fmt: skip
+@triton.jit(do_not_specialize=UNSPECIALISED)
 def prepare(
     out, do, d_lse, lse, stats, dq, tiles, blocks, count, positions, masks, bias, bias_row, bias_lo, bias_hi, table, first, width,
     heads, batch_heads, q_length, k_length, offset, left, right, lo, hi, scale, scale2,
@@ -52,11 +48,9 @@ def prepare(
 
 
 @triton.jit
-def prepare_queries(
-    at, out, do, d_lse, lse, stats, dq, bias, bias_row, bias_end, heads, batch_heads, q_length, scale, scale2, D: tl.constexpr,
-    BM: tl.constexpr,
-):  # fmt: skip
-    """stats [3, B H, tiles, 2, BM]: lse less the far constants of left, right and near tiles, and delta; and zeros for dq."""
+def load_delta(at, out, do, d_lse, heads, q_length, D: tl.constexpr, BM: tl.constexpr):
+    """The tile of queries `at`: tiles of a head, its own one, its head of all batch rows and within its row; its queries, which of them exist, where
+    they are in [B, H, Lq rounded up to 64], and their delta."""
     tiles = tl.cdiv(q_length, BM)
     tile, bh = at % tiles, (at // tiles).to(tl.int64)
     b, h = bh // heads, bh % heads
@@ -68,6 +62,16 @@ def prepare_queries(
     row = bh * padded(q_length) + i
     if d_lse is not None:
         delta -= 1.4426950408889634 * tl.load(d_lse + row, mask=valid, other=0.0)
+    return tiles, tile, bh, h, i, valid, row, delta
+
+
+@triton.jit
+def prepare_queries(
+    at, out, do, d_lse, lse, stats, dq, bias, bias_row, bias_end, heads, batch_heads, q_length, scale, scale2, D: tl.constexpr,
+    BM: tl.constexpr,
+):  # fmt: skip
+    """stats [3, B H, tiles, 2, BM]: lse less the far constants of left, right and near tiles, and delta; and zeros for dq."""
+    tiles, tile, bh, h, _, valid, row, delta = load_delta(at, out, do, d_lse, heads, q_length, D, BM)
     lse_i = tl.load(lse + row, mask=valid, other=float("inf"))
     left, right = 0.0, 0.0
     if bias is not None:  # divided and multiplied as in near tiles
@@ -123,7 +127,7 @@ def split_keys(
     tl.store(to + 8, offset)
 
 
-@triton.jit(do_not_specialize=["heads", "q_length", "scale"])
+@triton.jit(do_not_specialize=UNSPECIALISED)
 def finish(sums, dq, heads, q_length, scale, D: tl.constexpr, BM: tl.constexpr, SORTED: tl.constexpr):
     """dq from its sums, which are transposed, and in the order of backward.add_tile if not SORTED."""
     tiles = tl.cdiv(q_length, BM)

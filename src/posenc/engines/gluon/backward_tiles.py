@@ -10,7 +10,6 @@ from .kernel import near_tile
 KEY_CONSUMERS = gl.constexpr(2)  # of a block of keys
 OWN = gl.constexpr(64)  # keys of a consumer
 KEYS = gl.constexpr(128)  # of a block
-HALF = gl.constexpr(64)
 LEFT = gl.constexpr(0)  # copies of lse, by tile
 RIGHT = gl.constexpr(1)
 NEAR = gl.constexpr(2)

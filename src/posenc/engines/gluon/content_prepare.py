@@ -6,15 +6,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..triton.tiles import load_tile, padded
-from .backward_prepare import split_keys
+from ..triton.structs import UNSPECIALISED
+from .backward_prepare import load_delta, split_keys
 
 
-@triton.jit(
-    do_not_specialize=[
-        "blocks", "count", "ends_row", "heads", "batch_heads", "q_length", "k_length", "offset", "left", "right", "lo", "hi", "scale2",
-    ]
-)  # fmt: skip
+@triton.jit(do_not_specialize=UNSPECIALISED)
 def prepare_content(
     out, do, d_lse, lse, stats, dq, tiles, blocks, count, positions, masks, row_ends, mass_ends, ends_row, heads, batch_heads, q_length, k_length,
     offset, left, right, lo, hi, scale2, D: tl.constexpr, BM: tl.constexpr, KEYS: tl.constexpr, BY_DISTANCE: tl.constexpr,
@@ -26,16 +22,7 @@ def prepare_content(
     pid = tl.program_id(0)
     tiles_of_queries = tl.cdiv(q_length, BM)
     if pid < batch_heads * tiles_of_queries:
-        tile, bh = pid % tiles_of_queries, (pid // tiles_of_queries).to(tl.int64)
-        b, h = bh // heads, bh % heads
-        i, d = tile * BM + tl.arange(0, BM), tl.arange(0, D)
-        valid = i < q_length
-        out_tile = load_tile(out.ptr + b * out.b + h * out.h, out.l, tile * BM, q_length, d, D, BM, True)
-        do_tile = load_tile(do.ptr + b * do.b + h * do.h, do.l, tile * BM, q_length, d, D, BM, True)
-        delta = tl.sum(out_tile.to(tl.float32) * do_tile.to(tl.float32), 1)
-        row = bh * padded(q_length) + i
-        if d_lse is not None:
-            delta -= 1.4426950408889634 * tl.load(d_lse + row, mask=valid, other=0.0)
+        _, tile, bh, _, i, valid, row, delta = load_delta(pid, out, do, d_lse, heads, q_length, D, BM)
         lse_i = tl.load(lse + row, mask=valid, other=float("inf"))
         plane = (batch_heads * tiles_of_queries).to(tl.int64) * 2 * BM
         here = stats + (bh * tiles_of_queries + tile) * 2 * BM + tl.arange(0, BM)
@@ -57,9 +44,7 @@ def prepare_content(
         )  # fmt: skip
 
 
-@triton.jit(
-    do_not_specialize=["size", "pitch", "origin", "lo", "hi", "tiles_row", "heads", "length", "other_length", "offset"]
-)
+@triton.jit(do_not_specialize=UNSPECIALISED)
 def clear_rest(
     band, size, pitch, origin, lo, hi, tiles, tiles_row, heads, length, other_length, offset, BM: tl.constexpr, KEYS: tl.constexpr,
     OWN: tl.constexpr, OWN_IS_KEY: tl.constexpr,
@@ -97,7 +82,7 @@ def clear_rest(
             )
 
 
-@triton.jit(do_not_specialize=["row", "blocks", "q_length", "offset", "size", "pitch", "origin", "lo", "hi", "side"])
+@triton.jit(do_not_specialize=UNSPECIALISED)
 def finish_rows(
     outer, d_rows, row, blocks, q_length, offset, size, pitch, origin, lo, hi, side, BM: tl.constexpr, KEYS: tl.constexpr
 ):  # fmt: skip

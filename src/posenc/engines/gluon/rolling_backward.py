@@ -36,6 +36,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from ..triton.structs import UNSPECIALISED
 from .backward_sums import add_tile
 from .kernel import (
     ROWS,
@@ -329,12 +330,7 @@ def add_table(use, bars, tiles_ptr, sizes, BIAS: gl.constexpr, ADD: gl.constexpr
             mbarrier.arrive(q_empty.index(c))
 
 
-@gluon.jit(
-    do_not_specialize=[
-        "q_length", "k_length", "heads", "group", "batch", "section", "programs", "left", "right", "tiles_row", "chunks", "bits_row",
-        "doc_q_row", "doc_k_row", "doc_keys_row", "lo", "scale",
-    ]
-)  # fmt: skip
+@gluon.jit(do_not_specialize=UNSPECIALISED)
 def backward_rolling(
     q_desc, do_desc, dq_desc, k_desc, v_desc,  # [B, heads, L, D]
     t_desc, b_desc,  # as in rolling.forward_rolling, with a table for each head

@@ -11,9 +11,10 @@ from ...core.constants import constant
 from ..triton.arguments import FAR, Inputs, Numbers
 from ..triton.launch import make_masks, position_args
 from ..triton.launcher import Launch
-from .backward_launch import _view, order_keys
-from .backward_tiles import HALF
+from ..triton.structs import view
+from .backward_launch import order_keys
 from .backward_tiles import KEYS as BOTH
+from .backward_tiles import OWN
 from .kernel import NUMBERS, ROWS
 from .launch import LOG2E, NO_LIMIT, _describe, _rows, prepare_blocks
 from .rolling import KEYS
@@ -56,7 +57,7 @@ def run_backward(
     delta = torch.empty_like(lse)
     key_tiles = lse.new_empty(batch_rows, blocks, NUMBERS.value, dtype=torch.int32)
     launch(
-        prepare_rolling, batch * heads * q_tiles + batch_rows * blocks, _view(out), _view(do), d_lse, delta, key_tiles, batch_rows * blocks, blocks,
+        prepare_rolling, batch * heads * q_tiles + batch_rows * blocks, view(out), view(do), d_lse, delta, key_tiles, batch_rows * blocks, blocks,
         position_args(x), make_masks(x), heads, batch * heads, q_length, k_length, num.offset, left, right, -FAR, FAR, size, ROWS.value, both,
         num_warps=4,
     )  # fmt: skip
@@ -92,7 +93,7 @@ def run_backward(
 
     order, order_row, programs = order_keys(x, num, both, ROWS.value, processors)
     launch(
-        backward_rolling_keys, programs, _describe(k, HALF.value), _describe(v, HALF.value), _describe(dk, HALF.value), _describe(dv, HALF.value),
+        backward_rolling_keys, programs, _describe(k, OWN.value), _describe(v, OWN.value), _describe(dk, OWN.value), _describe(dv, OWN.value),
         _describe(q, ROWS.value), _describe(do, ROWS.value), table, bias, lse, delta, key_tiles,
         constant(order, q.device, torch.int32), *masks, scale * LOG2E, q_length, k_length, heads, group, *limits,
         0 if batch_rows == 1 else blocks * NUMBERS.value, order_row, *mask_rows, num.rows_lo,

@@ -27,7 +27,7 @@ from ..lowering import LoweredPlan, lower_plan
 from .device import define_operator, is_traced, launch_on
 from .launcher import launch
 from .schedule import cdiv, next_power_of_2
-from .structs import View
+from .structs import view
 from .tiles import load_tile, matmul
 
 NUMBERS = 1 << 25
@@ -146,8 +146,7 @@ def gradient(
     widest = max(block_d, block_dv)
     block = (64 if widest < 256 else 32) // (2 if q.dtype == torch.float32 else 1)
     rows, columns = cdiv(q_length, block), cdiv(k_length, block)
-    q, k, v, d_out = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v, d_out))
-    views = [View(x, *x.stride()[:3]) for x in (q, k, v, d_out)]
+    views = [view(x if x.stride(-1) == 1 else x.contiguous()) for x in (q, k, v, d_out)]
     shared_heads = heads // bias.shape[1]
     options = dict(
         D=size, DV=v_size, BLOCK_D=block_d, BLOCK_DV=block_dv, BLOCK=block,
