@@ -258,16 +258,8 @@ def _cut(x: Tensor, size: int, axis: int) -> Tensor:
 
 
 def path_step(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    w: Tensor,
-    beta: Tensor,
-    *,
-    keys: Tensor,
-    values: Tensor,
-    scale: float | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, w: Tensor, beta: Tensor, *, keys: Tensor, values: Tensor, scale: float | None = None
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """One token of PaTH attention: q [B, H, 1, D]; k, v, w [B, Hkv, 1, D], beta [B, Hkv, 1] of the new token.
 
     keys, values   of the tokens before, [B, Hkv, L, D], as the last step returned them; keys [.., 0, D] at the start

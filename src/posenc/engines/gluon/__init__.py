@@ -165,11 +165,15 @@ def spans_all(x: Inputs, num: Numbers) -> bool:
 
 def visible_distances(x: Inputs, num: Numbers) -> tuple[int, int]:
     """The first and the last distance that limits leave visible, without a start for each row."""
-    q_length, k_length = x.q.shape[2], x.k.shape[2]
-    first, last = 1 - q_length, k_length - 1
-    first = first if num.left < 0 else max(first, k_length - q_length - num.left)
-    last = last if num.right < 0 else min(last, k_length - q_length + num.right)
-    return first + num.offset, last + num.offset
+    q_length = x.q.shape[2]
+    low, high = visible_range(0, q_length, q_length, x.k.shape[2], num.left, num.right)
+    return low + num.offset, high + num.offset
+
+
+def visible_range(first: int, last: int, q_length: int, k_length: int, left: int, right: int) -> tuple[int, int]:
+    """The smallest and the largest j - i that limits (-1: none) leave visible to the queries i = first .. last - 1."""
+    low, high, diff = 1 - last, k_length - 1 - first, k_length - q_length
+    return low if left < 0 else max(low, diff - left), high if right < 0 else min(high, diff + right)
 
 
 def refuse_slower(x: Inputs, num: Numbers) -> str | None:

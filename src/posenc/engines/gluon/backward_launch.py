@@ -30,7 +30,7 @@ class Schedule(NamedTuple):
     slots: int = 2  # tiles of ds that wait for the adder
     queries: int = 64  # of a tile
     registers: tuple[int, int, int] = (208, 64, 32)  # of a consumer, the adder and the rest: 512 threads share 65,536
-    add: int = 2  # 0, 1: without dq, without its sums in memory; 3: added by the copy engine
+    add: int = 2  # dq is added by the threads; 3: by the copy engine
     late: int = 0  # 1: dv and dk of a tile run beside the next one's softmax
     spread: int = 1  # 0: blocks of keys all begin at their first tile of queries
     copied: int = 2  # tiles of content terms by the copy engine; 1: of wide spans alone; 0: none
@@ -70,8 +70,9 @@ def order_blocks(heads: int, costs: tuple[int, ...], programs: int) -> tuple[tup
     return tuple(x for row in taken for x in (len(row), *row, *[0] * (width - 1 - len(row)))), width
 
 
-def order_keys(x: Inputs, num: Numbers, keys: int, queries: int, processors: int) -> tuple[tuple[int, ...], int, int]:
+def order_keys(x: Inputs, num: Numbers, keys: int, queries: int) -> tuple[Tensor, int, int]:
     """order_blocks of a call's blocks of so many keys, whose cost are the tiles of queries that may see them; and the number of programs."""
+    processors = torch.cuda.get_device_properties(x.q.device).multi_processor_count
     batch, heads, q_length, _ = x.q.shape
     kv_heads, k_length = x.k.shape[1:3]
     q_tiles, blocks = -(-q_length // queries), -(-k_length // keys)
@@ -80,7 +81,8 @@ def order_keys(x: Inputs, num: Numbers, keys: int, queries: int, processors: int
     if num.right >= 0:
         seen = [max(block * keys + q_length - k_length - num.right, 0) // queries for block in range(blocks)]
     costs = tuple(heads // kv_heads * max(q_tiles - first, 1) + BEYOND for first in seen)
-    return *order_blocks(batch * kv_heads, costs, programs), programs
+    numbers, width = order_blocks(batch * kv_heads, costs, programs)
+    return constant(numbers, x.q.device, torch.int32), width, programs
 
 
 def run_backward(
@@ -110,9 +112,7 @@ def run_backward(
         num.offset, left, right, num.lo, num.hi, scale, scale * LOG2E, size, s.queries, keys, OWN.value, 512, num_warps=4,
     )  # fmt: skip
 
-    processors = torch.cuda.get_device_properties(q.device).multi_processor_count
-    numbers, order_row, programs = order_keys(x, num, keys, s.queries, processors)
-    order = constant(numbers, q.device, torch.int32)
+    order, order_row, programs = order_keys(x, num, keys, s.queries)
     wants_bias = wants_bias and x.bias is not None
     band = ends = parts = stats
     span = num.bias_hi - num.bias_lo + 1

@@ -16,6 +16,14 @@ NEAR = gl.constexpr(2)
 
 
 @gluon.jit
+def grid(x):
+    """The row and the column of each element of a tile."""
+    row = gl.arange(0, x.shape[0], gl.SliceLayout(1, x.type.layout))
+    column = gl.arange(0, x.shape[1], gl.SliceLayout(0, x.type.layout))
+    return gl.expand_dims(row, 1), gl.expand_dims(column, 0)
+
+
+@gluon.jit
 def count_turns(order_ptr, width):
     """How many blocks a program takes."""
     return gl.load(order_ptr + gl.program_id(0) * width)

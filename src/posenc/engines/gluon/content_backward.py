@@ -37,7 +37,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from ..triton.structs import UNSPECIALISED
 from .backward import hide, produce
 from .backward_sums import BUFFERS, add_tile, async_add
-from .backward_tiles import KEYS, NEAR, OWN, count_turns, far_query_tile, find_keys, find_queries
+from .backward_tiles import KEYS, NEAR, OWN, count_turns, far_query_tile, find_keys, find_queries, grid
 from .bands import (
     BANDS,
     COPY,
@@ -71,9 +71,7 @@ def sum_keys(ds, ones_smem, BESIDE: gl.constexpr):
 
 @gluon.jit
 def store_sums(outer, sums, BESIDE: gl.constexpr):
-    L: gl.constexpr = sums.type.layout
-    row = gl.expand_dims(gl.arange(0, sums.shape[0], gl.SliceLayout(1, L)), 1)
-    column = gl.expand_dims(gl.arange(0, sums.shape[1], gl.SliceLayout(0, L)), 0)
+    row, column = grid(sums)
     if BESIDE:
         gl.store(outer + row + 0 * column, sums, mask=column + 0 * row == 0)
     else:

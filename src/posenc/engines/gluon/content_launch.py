@@ -7,7 +7,6 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from ...core.constants import constant
 from ..triton.arguments import Inputs, Numbers
 from ..triton.band_layout import Band
 from ..triton.launch import make_masks, position_args
@@ -90,8 +89,7 @@ def run_backward(
                 length, other_length, -num.offset if is_key else num.offset, s.queries, KEYS.value, own, is_key, num_warps=4,
             )  # fmt: skip
 
-    processors = torch.cuda.get_device_properties(q.device).multi_processor_count
-    numbers, order_row, programs = order_keys(x, num, KEYS.value, s.queries, processors)
+    order, order_row, programs = order_keys(x, num, KEYS.value, s.queries)
     outer = stats if d_rows is None else lse.new_zeros(batch * heads, blocks, q_tiles * s.queries)
     masks, mask_rows = zip(*(_rows(y, lse) for y in (x.key_mask, x.doc_q, x.doc_k, x.doc_k_queries)), strict=True)
     layout = gl.NVMMASharedLayout(0, 32, 2)
@@ -104,7 +102,7 @@ def run_backward(
         backward_content, programs, _describe(k, KEYS.value), _describe(v, KEYS.value), _describe(q, s.queries),
         _describe(do, s.queries), _describe(dk, OWN.value), _describe(dv, OWN.value),
         TensorDescriptor(stats, list(stats.shape), [2 * s.queries, 1], [1, 2 * s.queries], layout), *copies,
-        _describe_sums(sums, size, s.queries) if s.add == 3 else sums, tiles, constant(numbers, q.device, torch.int32), *masks,
+        _describe_sums(sums, size, s.queries) if s.add == 3 else sums, tiles, order, *masks,
         lse if cols is None else cols.ends, outer, scale * LOG2E, 0 if cols is None else cols.rows, q_length, k_length, heads, heads // kv_heads, batch,
         s.spread, NO_LIMIT if left is None else left, NO_LIMIT if right is None else right, tiles_row, order_row, *mask_rows,
         *_flatten(rows, d_rows, q), *_flatten(cols, d_cols, q), *_flatten(mass, mass, q)[1:],

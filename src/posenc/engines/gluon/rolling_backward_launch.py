@@ -7,7 +7,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...core.constants import constant
 from ..triton.arguments import FAR, Inputs, Numbers
 from ..triton.launch import make_masks, position_args
 from ..triton.launcher import Launch
@@ -29,7 +28,6 @@ class RollingSchedule(NamedTuple):
     ring: int = 6  # chunks of the table
     registers: tuple[int, int, int] = (208, 72, 24)  # of a consumer, the adder and the producer
     turns: bool = True  # whether consumers take turns on the tensor cores
-    add: int = 1  # 0: without the table's sums in memory, to find out what they cost
     key_stages: int = 4  # the same for dk and dv: tiles of queries
     key_ring: int = 6
     key_registers: tuple[int, int] = (240, 24)
@@ -81,7 +79,7 @@ def run_backward(
         _describe(v, keys), table, bias, lse, delta, tiles, *masks, sums, lse if bias_sums is None else bias_sums,
         scale * LOG2E, q_length, k_length, heads, group, batch, batch if num.right == 0 else 1, programs, *limits,
         0 if batch_rows == 1 else count * NUMBERS.value, chunks, *mask_rows, num.rows_lo,
-        STAGES=s.stages, RING=s.ring, TURNS=s.turns, ADD=s.add, **flags, CONSUMER_REGISTERS=s.registers[0], ADDER_REGISTERS=s.registers[1],
+        STAGES=s.stages, RING=s.ring, TURNS=s.turns, **flags, CONSUMER_REGISTERS=s.registers[0], ADDER_REGISTERS=s.registers[1],
         PRODUCER_REGISTERS=s.registers[2], num_warps=4,
     )  # fmt: skip
     d_table = lse.new_zeros(x.table.shape)
@@ -91,11 +89,11 @@ def run_backward(
         sum_tables, heads * chunks, sums, bias_sums, d_table, d_bias, programs, chunks, first, x.table.shape[1], scale, size, keys, num_warps=8
     )  # fmt: skip
 
-    order, order_row, programs = order_keys(x, num, both, ROWS.value, processors)
+    order, order_row, programs = order_keys(x, num, both, ROWS.value)
     launch(
         backward_rolling_keys, programs, _describe(k, OWN.value), _describe(v, OWN.value), _describe(dk, OWN.value), _describe(dv, OWN.value),
         _describe(q, ROWS.value), _describe(do, ROWS.value), table, bias, lse, delta, key_tiles,
-        constant(order, q.device, torch.int32), *masks, scale * LOG2E, q_length, k_length, heads, group, *limits,
+        order, *masks, scale * LOG2E, q_length, k_length, heads, group, *limits,
         0 if batch_rows == 1 else blocks * NUMBERS.value, order_row, *mask_rows, num.rows_lo,
         STAGES=s.key_stages, RING=s.key_ring, TURNS=s.key_turns, **flags, CONSUMER_REGISTERS=s.key_registers[0], PRODUCER_REGISTERS=s.key_registers[1], num_warps=4,
     )  # fmt: skip

@@ -191,11 +191,10 @@ def _visible_distances(lowered: LoweredPlan) -> Span | None:
     facts, runs = lowered.facts, lowered.plan.positions.runs
     if runs is None or not (isinstance(runs[0].start, int) and isinstance(runs[1].start, int)):
         return None
-    offset, diff = runs[1].start - runs[0].start, facts.k_length - facts.q_length
-    first, last = 1 - facts.q_length, facts.k_length - 1
-    first = first if facts.left is None else max(first, diff - facts.left)
-    last = last if facts.right is None else min(last, diff + facts.right)
-    return first + offset, last + offset
+    offset = runs[1].start - runs[0].start
+    left, right = (-1 if limit is None else limit for limit in (facts.left, facts.right))
+    low, high = gluon.visible_range(0, facts.q_length, facts.q_length, facts.k_length, left, right)
+    return low + offset, high + offset
 
 
 def _can_be_whole(query_span: Span | None, key_span: Span | None, visible: Span | None) -> bool:
@@ -251,13 +250,8 @@ def _add_masks(tensors: dict[str, Tensor], mask: Mask, facts: Facts, launch: Lau
 
 
 def prepare_masks(
-    launch: Launch,
-    batch: int,
-    key_mask: Tensor | None,
-    extra: Tensor | None,
-    doc_q: Tensor | None,
-    doc_k: Tensor | None,
-) -> dict[str, Tensor]:
+    launch: Launch, batch: int, key_mask: Tensor | None, extra: Tensor | None, doc_q: Tensor | None, doc_k: Tensor | None
+) -> dict[str, Tensor]:  # fmt: skip
     """Masks as the kernels take them, bytes for booleans, and the bounds of real keys and of documents. Inside an operator: Inductor (in
     torch 2.11) cannot view a boolean tensor as bytes."""
     made: dict[str, Tensor] = {}
@@ -267,8 +261,6 @@ def prepare_masks(
     if extra is not None and extra.dtype == torch.bool:
         made["extra"] = extra.view(torch.uint8)
     if doc_q is not None and doc_k is not None:
-        made["doc_q_keys"], made["doc_k_queries"] = (
-            find_documents(launch, doc_q, doc_k),
-            find_documents(launch, doc_k, doc_q),
-        )
+        made["doc_q_keys"] = find_documents(launch, doc_q, doc_k)
+        made["doc_k_queries"] = find_documents(launch, doc_k, doc_q)
     return made

@@ -269,11 +269,8 @@ def _allocate_gradients(
     q, k, v = x.q, x.k, x.v
     grads: dict[str, Tensor | None] = dict.fromkeys(GRADIENTS)
     sums = torch.float32 if blocks > 1 else k.dtype  # sums over blocks of queries are kept in float32
-    grads["q"], grads["k"], grads["v"] = (
-        empty_in_order(q, q.shape[3]),
-        empty_in_order(k, k.shape[3], sums),
-        empty_in_order(v, v.shape[3], sums),
-    )
+    grads["q"] = empty_in_order(q, q.shape[3])
+    grads["k"], grads["v"] = (empty_in_order(one, one.shape[3], sums) for one in (k, v))
     if blocks > 1 and bias_in_rows:
         grads["bias"] = torch.zeros_like(x.bias)
     if wanted["table"] or wanted["states"]:
@@ -374,10 +371,7 @@ def _row_distances(x: Inputs, num: Numbers, first: int, last: int) -> tuple[int,
     if not num.queries or x.has_token_positions or x.starts is not None:
         return lo, hi, None
     k_length = x.k.shape[2]
-    diff = k_length - x.q.shape[2]
-    low, high = -(last - 1), k_length - 1 - first
-    low = low if num.left < 0 else max(low, diff - num.left)
-    high = high if num.right < 0 else min(high, diff + num.right)
+    low, high = gluon.visible_range(first, last, x.q.shape[2], k_length, num.left, num.right)
     is_covered = lo <= low + num.offset and high + num.offset <= hi
     lo, hi = min(max(lo, low + num.offset), hi), max(min(hi, high + num.offset), lo)
     return lo, max(hi, lo), k_length if is_covered else None
