@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ...core.dropout import kernel_numbers
 from ...core.mask import Mask
+from ...core.plan import Plan
 from ...core.positions import Positions
 from .. import gluon
 from ..lowering import Facts, LoweredPlan, Span
@@ -125,7 +126,6 @@ def kernel_arguments(
     tensors, numbers = _tables(q, lowered, Tables(lowered) if tables is None else tables)
     spans = [span for span in facts.spans if span is not None]
     if plan.slopes is not None:
-        tensors["slopes"] = plan.slopes.float().contiguous()
         spans.append((0, 0))
     if spans:
         numbers["lo"], numbers["hi"] = min(lo for lo, _ in spans), max(hi for _, hi in spans)
@@ -133,13 +133,7 @@ def kernel_arguments(
     scale = lowered.scale
     if isinstance(scale, float) and scale <= 0:
         scale = q.new_full((1, 1), scale, dtype=torch.float32)
-    if isinstance(scale, Tensor):
-        shape = (facts.batch, facts.heads, facts.q_length)
-        tensors["scales"] = scale.squeeze(-1).float().expand(shape).contiguous()
-        scale = 1.0
-    if plan.decay is not None:
-        for name, decay, length in zip(("decay_q", "decay_k"), plan.decay, (facts.q_length, facts.k_length)):
-            tensors[name] = as_single(decay).expand(facts.batch, facts.heads, length).contiguous()
+    tensors.update(row_tensors(plan, facts, scale))
     numbers["left"], numbers["right"] = (-1 if limit is None else limit for limit in (facts.left, facts.right))
     _add_masks(tensors, lowered.mask, facts, launch)
     content = [hi - lo for span in facts.spans[1:] if span is not None for lo, hi in (span,)]
@@ -150,7 +144,18 @@ def kernel_arguments(
         numbers["queries"] = max(QUERIES, ROWS // (facts.batch * facts.heads) // 64 * 64)
     if facts.dropout:
         tensors["seed"] = kernel_numbers(lowered.dropout, facts.heads, q.device)
-    return Inputs(q, k, v, **tensors), Numbers(**numbers), scale
+    return Inputs(q, k, v, **tensors), Numbers(**numbers), 1.0 if isinstance(scale, Tensor) else scale
+
+
+def row_tensors(plan: Plan, facts: Facts, scale: float | Tensor) -> dict[str, Tensor]:
+    """The slopes, the scale where it is a tensor, and the decay, as kernels take them."""
+    made = {} if plan.slopes is None else {"slopes": plan.slopes.float().contiguous()}
+    if isinstance(scale, Tensor):
+        made["scales"] = scale.squeeze(-1).float().expand(facts.batch, facts.heads, facts.q_length).contiguous()
+    if plan.decay is not None:
+        for name, decay, length in zip(("decay_q", "decay_k"), plan.decay, (facts.q_length, facts.k_length)):
+            made[name] = as_single(decay).expand(facts.batch, facts.heads, length).contiguous()
+    return made
 
 
 def as_single(decay: Tensor) -> Tensor:
