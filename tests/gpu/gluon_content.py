@@ -243,8 +243,8 @@ def measure(job):
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     from posenc import attend
+    from posenc.engines.gluon.backward_prepare import prepare_content
     from posenc.engines.gluon.content_backward import backward_content
-    from posenc.engines.gluon.content_prepare import prepare_content
 
     call = make_call(job)
     launch = call.launch

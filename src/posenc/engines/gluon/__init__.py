@@ -4,7 +4,7 @@
     skew, window, window_launch     the forward pass with a content term of the queries
     rolling, rolling_launch         the same where the term has a row for every visible distance
     backward, backward_prepare, backward_launch     the backward pass, with five products; what runs before and after it
-    content_backward, content_prepare, content_launch     the same with content terms
+    content_backward, content_launch     the same with content terms
     rolling_backward, rolling_backward_keys, rolling_prepare, rolling_backward_launch     the same where the term has a row for every visible distance
 
 `refuse` and `refuse_backward` say where they do not apply; the triton engine's own kernels run there. Either backward pass needs

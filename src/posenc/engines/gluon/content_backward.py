@@ -11,12 +11,12 @@ goes back from shared memory, transposed for d_rows. Where queries alone have te
 ds is stored by the consumers. In a far tile every distance lies at or beyond an end of the span, so that a term is one number for each
 query or key, and its gradient a sum over keys or queries:
 
-    rows, mass     are part of the copies of lse and delta that are loaded (content_prepare.py)
+    rows, mass     are part of the copies of lse and delta that are loaded (backward_prepare.py)
     cols           is what the product of keys and queries begins with
     d_rows         a query's sum over the keys of a block: a product of ones with ds, which the adder has in shared memory -> outer
     d_cols         a key's sum over queries stays in registers until its block ends
 
-    outer [block of keys, query], float32: the sum of ds over the block's keys beyond the span; content_prepare.finish_rows adds the blocks
+    outer [block of keys, query], float32: the sum of ds over the block's keys beyond the span; backward_prepare.finish_rows adds the blocks
     in a fixed order and takes a block as beyond the left end or the right one, never both (content_launch.is_one_sided)
 
 dQ, and nothing else, is added in whatever order blocks come.

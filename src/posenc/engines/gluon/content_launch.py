@@ -14,11 +14,10 @@ from ..triton.launcher import Launch
 from ..triton.structs import view
 from . import visible_distances
 from .backward_launch import Schedule, _describe_sums, order_keys
-from .backward_prepare import finish
+from .backward_prepare import clear_rest, finish, finish_rows, prepare_content
 from .backward_tiles import KEYS, OWN
 from .bands import COPY, can_copy, describe_band, describe_ends
 from .content_backward import backward_content
-from .content_prepare import clear_rest, finish_rows, prepare_content
 from .kernel import NUMBERS
 from .launch import LOG2E, NO_LIMIT, _describe, _rows
 
