@@ -29,7 +29,6 @@ def kernel():
         "backward_tiles.py",
         "backward_sums.py",
         "backward.py",
-        "content_prepare.py",
         "bands.py",
         "content_backward.py",
     )

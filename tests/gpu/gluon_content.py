@@ -162,8 +162,8 @@ def measure(job):
     import torch
 
     from posenc import attend
+    from posenc.engines.gluon.backward_prepare import prepare_content
     from posenc.engines.gluon.content_backward import backward_content
-    from posenc.engines.gluon.content_prepare import prepare_content
 
     call = make_call(job)
     launch = call.launch

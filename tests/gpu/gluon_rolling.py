@@ -25,9 +25,7 @@ ROWS = (  # batch, heads, length, masks
     (16, 12, 1024, ""), (16, 12, 1024, "causal"), (16, 12, 512, ""), (16, 12, 512, "causal"), (4, 16, 4096, "no bias"), (4, 16, 4096, "padding"),
 )  # fmt: skip
 LONGEST_PAIR = 2048  # the Triton pair is timed up to this length, with --pair
-SCHEDULES = (
-    {"add": 0}, {"turns": False}, {"turns": False, "add": 0}, {"key_turns": False},
-)  # fmt: skip
+SCHEDULES = ({"turns": False}, {"key_turns": False})
 
 
 DEPTHS = ((4, 6, False), (5, 6, True), (4, 8, True), (3, 5, True))  # stages, ring and turns of the forward pass

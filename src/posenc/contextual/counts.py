@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..core.torch_modes import apply_function
 from . import launch
 from .blocks import check, document_ids, real_tokens, run_blocks, softmax
 
@@ -42,7 +43,8 @@ def cope(
 
     position_scale = scale if scale_positions else 1.0
     if block is None and launch.supports(q, k, v):
-        return launch.cope(q, k, v, rows, position_scale, real, ids, scale)
+        by_count = ((q.float() @ rows.float().mT) * position_scale).contiguous()
+        return apply_function(launch.Contextual, q, k, v, by_count, real, ids, scale, False)[0].to(q.dtype)
 
     def run(q: Tensor, k: Tensor, v: Tensor, rows: Tensor, visible: Tensor) -> Tensor:
         s = scale * (q @ k.mT)

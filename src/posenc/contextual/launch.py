@@ -7,7 +7,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from ..core.torch_modes import apply_function, is_exporting, transform_reason
+from ..core.torch_modes import is_exporting, transform_reason
 from ..engines import triton
 
 
@@ -22,22 +22,7 @@ def supports(q: Tensor, k: Tensor, v: Tensor, widest: int = triton.WIDEST) -> bo
     return transform_reason() is None and not is_exporting()
 
 
-def stick_breaking(
-    q: Tensor, k: Tensor, v: Tensor, real: Tensor | None, ids: Tensor | None, scale: float, strict: bool
-) -> tuple[Tensor, Tensor]:
-    out, left = apply_function(_Contextual, q, k, v, None, real, ids, scale, strict)
-    return out, left.to(q.dtype)
-
-
-def cope(
-    q: Tensor, k: Tensor, v: Tensor, rows: Tensor, position_scale: float, real: Tensor | None, ids: Tensor | None, scale: float
-) -> Tensor:  # fmt: skip
-    """rows: the table, [H or 1, n, D]."""
-    by_count = (q.float() @ rows.float().mT) * position_scale
-    return apply_function(_Contextual, q, k, v, by_count.contiguous(), real, ids, scale, False)[0].to(q.dtype)
-
-
-class _Contextual(torch.autograd.Function):
+class Contextual(torch.autograd.Function):
     """The operators' forward and backward; the log-sum-exp of counts is for the backward pass alone."""
 
     @staticmethod
@@ -85,15 +70,9 @@ def _shared_memory(device: torch.device) -> int:
     return getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 0)
 
 
-def path(
-    q: Tensor, k: Tensor, v: Tensor, w: Tensor, beta: Tensor, total: Tensor | None, real: Tensor | None, ids: Tensor | None, scale: float
-) -> Tensor:  # fmt: skip
-    """beta [B, Hkv, L], total [B, H, L]: sums of log gates, float64."""
-    total = None if total is None else total.contiguous()
-    return apply_function(_Path, q, k, v, w, beta.float().contiguous(), total, real, ids, scale)[0]
+class Path(torch.autograd.Function):
+    """beta [B, Hkv, L] float32, total [B, H, L]: sums of log gates, float64; both contiguous."""
 
-
-class _Path(torch.autograd.Function):
     @staticmethod
     def forward(q, k, v, w, beta, total, real, ids, scale):
         from .path_operators import call, forward

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..engines.triton.device import define_operator, is_traced, launch_on
 from ..engines.triton.launcher import launch_known
 from ..engines.triton.schedule import cdiv, next_power_of_2
-from ..engines.triton.structs import View
+from ..engines.triton.structs import View, view
 from . import count_kernels, stick_kernels
 from .kernel_parts import Tokens
 
@@ -68,8 +68,7 @@ def _launch(kernel, tensors, real, ids, given, scale, *more, STRICT: int | None 
 
 
 def make_view(x: Tensor) -> View:
-    x = x if x.stride(-1) == 1 else x.contiguous()
-    return View(x, *x.stride()[:3])
+    return view(x if x.stride(-1) == 1 else x.contiguous())
 
 
 def make_tokens(real: Tensor | None, ids: Tensor | None) -> Tokens:

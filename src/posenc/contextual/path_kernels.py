@@ -81,12 +81,8 @@ def within_blocks(
     """One block of one key head and its query heads. beta [B, Hkv, L], scores [B, H, blocks, N, N], q_moved, k_moved, inverses
     [B, Hkv, blocks, N, N]: float32."""
     bh, b, h, block, start, i, j, d = own_block(sizes, BLOCK_D, N)
-    k_tile, w_tile = (
-        load_block(k, b, h, start, sizes.length, d, D, N),
-        load_block(w, b, h, start, sizes.length, d, D, N),
-    )
-    overlap, scaled, inner, reach, inverse = solve_block(
-        k_tile, w_tile, beta, None, bh, start, sizes.length, sizes.blocks, block, i, j, N, PRECISION
+    k_tile, w_tile, overlap, scaled, inner, reach, inverse = solve_block(
+        k, w, beta, None, bh, b, h, start, block, i, j, d, sizes, D, N, PRECISION
     )
     tl.store(at_block(inverses, bh, block, sizes, N, N), inverse)
     tl.store(at_block(k_moved, bh, block, sizes, N, BLOCK_D), k_tile - product(tl.trans(inner), w_tile, PRECISION))
@@ -105,19 +101,21 @@ def within_blocks(
 
 @triton.jit
 def solve_block(
-    k_tile, w_tile, beta, inverses, bh, start, length, blocks, block, i, j, N: tl.constexpr, PRECISION: tl.constexpr
+    k, w, beta, inverses, bh, b, h, start, block, i, j, d, sizes, D: tl.constexpr, N: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
-    """w·w below the diagonal; T β; T β (w·k)_{rows > j}; T β W; T, loaded where `inverses` has it."""
+    """Keys and w of the block; w·w below the diagonal; T β; T β (w·k)_{rows > j}; T β W; T, loaded where `inverses` has it."""
+    k_tile = load_block(k, b, h, start, sizes.length, d, D, N)
+    w_tile = load_block(w, b, h, start, sizes.length, d, D, N)
     t = tl.arange(0, N)
-    beta_t = tl.load(beta + bh * length + start + t, mask=start + t < length, other=0.0)
+    beta_t = tl.load(beta + bh * sizes.length + start + t, mask=start + t < sizes.length, other=0.0)
     overlap = tl.where(i > j, product(w_tile, tl.trans(w_tile), PRECISION), 0.0)
     if inverses is None:
         inverse = inverted(overlap * beta_t[:, None], i, j)
     else:
-        inverse = load_square(inverses, bh * blocks + block, i, j, N)
+        inverse = load_square(inverses, bh * sizes.blocks + block, i, j, N)
     scaled = inverse * beta_t[None, :]
     inner = product(scaled, tl.where(i > j, product(w_tile, tl.trans(k_tile), PRECISION), 0.0), PRECISION)
-    return overlap, scaled, inner, product(scaled, w_tile, PRECISION), inverse
+    return k_tile, w_tile, overlap, scaled, inner, product(scaled, w_tile, PRECISION), inverse
 
 
 @triton.jit
@@ -395,18 +393,13 @@ def within_backward_q(
     """One block of one key head, what its query heads have: dq [B, H, L, D], and for within_backward_k the gradients of inner, reach, keys
     and w, [B, Hkv, blocks · N, ..] float32."""
     bh, b, h, block, start, i, j, d = own_block(sizes, BLOCK_D, N)
-    k_tile, w_tile = (
-        load_block(k, b, h, start, sizes.length, d, D, N),
-        load_block(w, b, h, start, sizes.length, d, D, N),
-    )
-    _, _, inner, reach, _ = solve_block(
-        k_tile, w_tile, beta, inverses, bh, start, sizes.length, sizes.blocks, block, i, j, N, PRECISION
+    k_tile, w_tile, _, _, inner, reach, _ = solve_block(
+        k, w, beta, inverses, bh, b, h, start, block, i, j, d, sizes, D, N, PRECISION
     )
     t = start + tl.arange(0, N)
     d_inner = tl.zeros([N, N], tl.float32)
-    d_reach, dk_tile, dw_tile = (
-        tl.zeros([N, BLOCK_D], tl.float32), tl.zeros([N, BLOCK_D], tl.float32), tl.zeros([N, BLOCK_D], tl.float32)
-    )  # fmt: skip
+    d_reach = tl.zeros([N, BLOCK_D], tl.float32)
+    dk_tile, dw_tile = tl.zeros([N, BLOCK_D], tl.float32), tl.zeros([N, BLOCK_D], tl.float32)
     for g in tl.range(0, sizes.group, num_stages=1):
         row = bh * sizes.group + g
         q_tile = load_block(q, b, h * sizes.group + g, start, sizes.length, d, D, N)
@@ -434,12 +427,8 @@ def within_backward_k(
 ):  # fmt: skip
     """One block of one key head: dk, dw [B, Hkv, L, D] and d_beta [B, Hkv, L], contiguous."""
     bh, b, h, block, start, i, j, d = own_block(sizes, BLOCK_D, N)
-    k_tile, w_tile = (
-        load_block(k, b, h, start, sizes.length, d, D, N),
-        load_block(w, b, h, start, sizes.length, d, D, N),
-    )
-    overlap, scaled, inner, reach, inverse = solve_block(
-        k_tile, w_tile, beta, inverses, bh, start, sizes.length, sizes.blocks, block, i, j, N, PRECISION
+    k_tile, w_tile, overlap, scaled, inner, reach, inverse = solve_block(
+        k, w, beta, inverses, bh, b, h, start, block, i, j, d, sizes, D, N, PRECISION
     )
     dk_tile = tl.load(at_block(dk_moved, bh, block, sizes, N, BLOCK_D))
     d_inner = tl.load(at_block(d_inners, bh, block, sizes, N, N)) - product(w_tile, tl.trans(dk_tile), PRECISION)

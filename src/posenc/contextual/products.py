@@ -28,6 +28,7 @@ from torch.nn.functional import pad
 from ..core.plan import Plan
 from ..core.positions import Positions
 from ..core.precision import no_autocast
+from ..core.torch_modes import apply_function
 from ..functional import attend, merge
 from . import launch
 from .blocks import NEG_INF, check, document_ids, real_tokens, softmax
@@ -82,7 +83,8 @@ def path(
     total = None if gates is None else gates.double().cumsum(-1)
     scale = q.shape[3] ** -0.5 if scale is None else scale
     if block is None and launch.supports_path(q, k, v):
-        return launch.path(q, k, v, w, beta, total, real, ids, scale)
+        total = None if total is None else total.contiguous()
+        return apply_function(launch.Path, q, k, v, w, beta.float().contiguous(), total, real, ids, scale)[0]
     with no_autocast(q.device):
         halves = Halves(q, k, v, total, real, ids, scale)
         return halves.run(w, beta, min(block or BLOCK, max(1, q.shape[2]))).to(q.dtype)
@@ -258,16 +260,8 @@ def _cut(x: Tensor, size: int, axis: int) -> Tensor:
 
 
 def path_step(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    w: Tensor,
-    beta: Tensor,
-    *,
-    keys: Tensor,
-    values: Tensor,
-    scale: float | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, w: Tensor, beta: Tensor, *, keys: Tensor, values: Tensor, scale: float | None = None
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """One token of PaTH attention: q [B, H, 1, D]; k, v, w [B, Hkv, 1, D], beta [B, Hkv, 1] of the new token.
 
     keys, values   of the tokens before, [B, Hkv, L, D], as the last step returned them; keys [.., 0, D] at the start

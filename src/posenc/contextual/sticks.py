@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from ..core.torch_modes import apply_function
 from . import launch
 from .blocks import NEG_INF, check, document_ids, real_tokens, run_blocks
 
@@ -37,7 +38,8 @@ def stick_breaking(
     real = None if key_mask is None else real_tokens(key_mask, k)
     ids = None if documents is None else document_ids(documents, k)
     if block is None and launch.supports(q, k, v):
-        return launch.stick_breaking(q, k, v, real, ids, scale, not include_current)
+        out, left = apply_function(launch.Contextual, q, k, v, None, real, ids, scale, not include_current)
+        return out, left.to(q.dtype)
 
     def run(q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Tensor:
         z = scale * (q @ k.mT)

@@ -4,7 +4,7 @@
     skew, window, window_launch     the forward pass with a content term of the queries
     rolling, rolling_launch         the same where the term has a row for every visible distance
     backward, backward_prepare, backward_launch     the backward pass, with five products; what runs before and after it
-    content_backward, content_prepare, content_launch     the same with content terms
+    content_backward, content_launch     the same with content terms
     rolling_backward, rolling_backward_keys, rolling_prepare, rolling_backward_launch     the same where the term has a row for every visible distance
 
 `refuse` and `refuse_backward` say where they do not apply; the triton engine's own kernels run there. Either backward pass needs
@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import re
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import metadata
 from typing import TYPE_CHECKING
 
@@ -31,12 +33,10 @@ DTYPES = (torch.bfloat16, torch.float16)
 SIZES = (64, 128)
 SHORTEST = 512  # queries and keys
 FEWEST = (
-    128  # blocks of 192 queries: with fewer, the smaller tiles of the triton engine's kernels use more of the device
+    128  # blocks of 192 queries: with fewer, the smaller tiles of the triton engine's kernels fill the device better
 )
-SHORTEST_PLAIN = 64  # queries and keys without content terms, where there are so many blocks:
-FEWEST_PLAIN = (
-    256  # as measured: 64 x 12 x 128 tokens in 30 µs against 52, 16 x 12 x 128 (192 blocks) in 15 against 17.5
-)
+# queries and keys without content terms, and blocks; 64 x 12 x 128 tokens in 30 µs against 52, 16 x 12 x 128 (192 blocks) in 15 against 17.5
+SHORTEST_PLAIN, FEWEST_PLAIN = 64, 256
 SHORTEST_CONTENT = 2048  # keys: of shorter texts most tiles are near ones, and the other kernel's are smaller
 SMALLEST = 2.0**-40
 SHORTEST_BACKWARD = 2048  # as measured
@@ -70,6 +70,15 @@ def give_up(error: Exception) -> None:
         f"the backward kernel for Hopper cannot run here, and posenc takes the slower pair of kernels: {_failures[0]}",
         stacklevel=2,
     )
+
+
+@contextmanager
+def attempt() -> Iterator[None]:
+    """Gluon gives no guarantees: after whatever its compiler raises in this context, what follows it runs instead."""
+    try:
+        yield
+    except Exception as error:
+        give_up(error)
 
 
 def refuse(x: Inputs, num: Numbers, scale: float, dropout: float) -> str | None:
@@ -157,11 +166,15 @@ def spans_all(x: Inputs, num: Numbers) -> bool:
 
 def visible_distances(x: Inputs, num: Numbers) -> tuple[int, int]:
     """The first and the last distance that limits leave visible, without a start for each row."""
-    q_length, k_length = x.q.shape[2], x.k.shape[2]
-    first, last = 1 - q_length, k_length - 1
-    first = first if num.left < 0 else max(first, k_length - q_length - num.left)
-    last = last if num.right < 0 else min(last, k_length - q_length + num.right)
-    return first + num.offset, last + num.offset
+    q_length = x.q.shape[2]
+    low, high = visible_range(0, q_length, q_length, x.k.shape[2], num.left, num.right)
+    return low + num.offset, high + num.offset
+
+
+def visible_range(first: int, last: int, q_length: int, k_length: int, left: int, right: int) -> tuple[int, int]:
+    """The smallest and the largest j - i that limits (-1: none) leave visible to the queries i = first .. last - 1."""
+    low, high, diff = 1 - last, k_length - 1 - first, k_length - q_length
+    return low if left < 0 else max(low, diff - left), high if right < 0 else min(high, diff + right)
 
 
 def refuse_slower(x: Inputs, num: Numbers) -> str | None:

@@ -49,11 +49,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from ..triton.structs import UNSPECIALISED
 from .backward_diagonals import sum_diagonals
 from .backward_sums import BUFFERS, ROWS, add_dq, sum_distances
 from .backward_tiles import KEY_CONSUMERS, KEYS, NEAR, OWN, count_turns, far_query_tile, find_keys, find_queries
 from .bands import copy_tiles
-from .kernel import PAD, by_eights, coordinates, load_tiles, make_barriers, near_tile
+from .kernel import PAD, by_eights, coordinates, load_tiles, make_barriers, masks_of_row, near_tile
 
 
 # ---- producer ---------------------------------------------------------------------------------------------------------
@@ -283,6 +284,19 @@ def pass_step(step, smem, bars, S_L: gl.constexpr, CID: gl.constexpr, STAGES: gl
 
 
 @gluon.jit
+def store_gradients(dk, dv, dk_desc, dv_desc, o_smem, b, bh, kv_heads, n0, scale, CID: gl.constexpr):
+    """A consumer's dk and dv to memory, by way of its two places in shared memory; bh: the head of keys, of all batch rows."""
+    tma.store_wait(0)
+    gl.thread_barrier()
+    o_smem.index(2 * CID).reshape([OWN, o_smem.shape[4]]).store((dk * (scale * 0.6931471805599453)).to(o_smem.dtype))
+    o_smem.index(2 * CID + 1).reshape([OWN, o_smem.shape[4]]).store(dv.to(o_smem.dtype))
+    fence_async_shared()
+    place = [b, bh % kv_heads, n0, 0]
+    tma.async_copy_shared_to_global(dk_desc, place, o_smem.index(2 * CID))
+    tma.async_copy_shared_to_global(dv_desc, place, o_smem.index(2 * CID + 1))
+
+
+@gluon.jit
 def consume(
     use, smem, mask_rows, bars, sizes, work, limits, spans, scale, CID: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, LATE: gl.constexpr,
     TABLE: gl.constexpr, SLOPES: gl.constexpr, GRAD: gl.constexpr, SLOPES_GRAD: gl.constexpr, WINDOW: gl.constexpr,
@@ -291,7 +305,6 @@ def consume(
     dk_desc, dv_desc, table_ptr, slopes_ptr, d_slopes_ptr, band_ptr, ends_ptr, k_smem, v_smem, o_smem = use
     q_smem, do_smem, stats_smem, ds_smem = smem
     row, lo, hi, bias_lo, bias_hi, pitch = spans
-    real_ptr, doc_q_ptr, doc_k_ptr, doc_queries_ptr, real_row, doc_q_row, doc_k_row, doc_queries_row = mask_rows
     kv_full, kv_empty, full, empty, ds_full, ds_empty, band_full, band_empty = bars
     q_length, k_length, heads, group, batch, spread = sizes
     tiles_ptr, tiles_row, order_ptr, order_row = work
@@ -317,12 +330,7 @@ def consume(
         right_tiles = gl.where(is_there, right1 - right0, 0)
         left_tiles = gl.where(is_there, left1 - left0, 0)
         near_tiles = last - first - passed - right_tiles - left_tiles
-        masks = (
-            real_ptr + b * real_row,
-            doc_q_ptr + b * doc_q_row,
-            doc_k_ptr + b * doc_k_row,
-            doc_queries_ptr + b * doc_queries_row,
-        )
+        masks = masks_of_row(mask_rows, b)
         mbarrier.wait(kv_full.index(0), turn & 1)
         k = k_smem.index(CID).reshape([OWN, D])
         v = v_smem.index(CID).reshape([OWN, D])
@@ -340,44 +348,31 @@ def consume(
             slope = 0.0
             if SLOPES:
                 slope = gl.load(slopes_ptr + head % heads) * 1.4426950408889634
-            far_right = 0.0
-            far_left = 0.0
-            turned_right = 0.0
-            turned_left = 0.0
-            sums = nothing
-            turns = nothing
             for _t in range(passed):
                 pass_step(step, smem, tile_bars, S_L, CID, STAGES, SLOTS)
                 step += 1
-            for t in range(right_tiles):
-                m0 = far_query_tile(t, right0, right1, block * spread, blocks) * BM
-                dk, dv, p_a, sums, _, turns = take_step(
-                    k, v, dk, dv, p_a, sums, sums, turns, step, before, done, scale, slope, m0, n0, offset, False, masks, limits, table, band, spans,
-                    smem, tile_bars, S_L, A_L, CID, STAGES, SLOTS, LATE, False, TABLE, SLOPES, GRAD, SLOPES_GRAD, WINDOW, PADDED, DOCS,
-                )  # fmt: skip
-                before = step % STAGES
-                step += 1
-                done += 1
-            if GRAD:
-                far_right = gl.sum(gl.sum(sums, 1), 0)
-            if SLOPES_GRAD:
-                turned_right = gl.sum(gl.sum(turns, 1), 0)
-            sums = nothing
-            turns = nothing
-            for t in range(left_tiles):
-                m0 = far_query_tile(t, left0, left1, block * spread, blocks) * BM
-                dk, dv, p_a, sums, _, turns = take_step(
-                    k, v, dk, dv, p_a, sums, sums, turns, step, before, done, scale, -slope, m0, n0, offset, False, masks, limits, table, band, spans,
-                    smem, tile_bars, S_L, A_L, CID, STAGES, SLOTS, LATE, False, TABLE, SLOPES, GRAD, SLOPES_GRAD, WINDOW, PADDED, DOCS,
-                )  # fmt: skip
-                before = step % STAGES
-                step += 1
-                done += 1
-            if GRAD:
-                far_left = gl.sum(gl.sum(sums, 1), 0)
-                mbarrier.wait(band_empty.index(0), (turn * group + member) & 1)
-            if SLOPES_GRAD:
-                turned_left = gl.sum(gl.sum(turns, 1), 0)
+            for side in gl.static_range(2):  # the far tiles: on the right, then on the left
+                begin, end, tiles = (right0, right1, right_tiles) if side == 0 else (left0, left1, left_tiles)
+                sums = nothing
+                turns = nothing
+                for t in range(tiles):
+                    m0 = far_query_tile(t, begin, end, block * spread, blocks) * BM
+                    dk, dv, p_a, sums, _, turns = take_step(
+                        k, v, dk, dv, p_a, sums, sums, turns, step, before, done, scale, slope if side == 0 else -slope, m0, n0, offset, False, masks, limits, table, band, spans,
+                        smem, tile_bars, S_L, A_L, CID, STAGES, SLOTS, LATE, False, TABLE, SLOPES, GRAD, SLOPES_GRAD, WINDOW, PADDED, DOCS,
+                    )  # fmt: skip
+                    before = step % STAGES
+                    step += 1
+                    done += 1
+                if GRAD and side == 0:
+                    far_right = gl.sum(gl.sum(sums, 1), 0)
+                if GRAD and side == 1:
+                    far_left = gl.sum(gl.sum(sums, 1), 0)
+                    mbarrier.wait(band_empty.index(0), (turn * group + member) & 1)
+                if SLOPES_GRAD and side == 0:
+                    turned_right = gl.sum(gl.sum(turns, 1), 0)
+                if SLOPES_GRAD and side == 1:
+                    turned_left = gl.sum(gl.sum(turns, 1), 0)
             left = nothing
             right = nothing
             turns = nothing
@@ -408,23 +403,11 @@ def consume(
             dk = warpgroup_mma(ds, q_smem.index(before).reshape([BM, D]), dk, use_acc=done > 1, is_async=True)
             dk, dv = warpgroup_mma_wait(0, deps=(dk, dv))
             mbarrier.arrive(empty.index(before), pred=done > 0)
-        tma.store_wait(0)
-        gl.thread_barrier()
-        o_smem.index(2 * CID).reshape([OWN, D]).store((dk * (scale * 0.6931471805599453)).to(q_smem.dtype))
-        o_smem.index(2 * CID + 1).reshape([OWN, D]).store(dv.to(q_smem.dtype))
-        fence_async_shared()
-        place = [b, bh % kv_heads, n0, 0]
-        tma.async_copy_shared_to_global(dk_desc, place, o_smem.index(2 * CID))
-        tma.async_copy_shared_to_global(dv_desc, place, o_smem.index(2 * CID + 1))
+        store_gradients(dk, dv, dk_desc, dv_desc, o_smem, b, bh, kv_heads, n0, scale, CID)
     tma.store_wait(0)
 
 
-@gluon.jit(
-    do_not_specialize=[
-        "q_length", "k_length", "heads", "group", "batch", "spread", "left", "right", "tiles_row", "order_row", "row", "real_row", "doc_q_row",
-        "doc_k_row", "doc_queries_row", "lo", "hi", "bias_lo", "bias_hi", "pitch", "scale",
-    ]
-)  # fmt: skip
+@gluon.jit(do_not_specialize=UNSPECIALISED)
 def backward(
     k_desc, v_desc, q_desc, do_desc, dk_desc, dv_desc,  # [B, heads, L, D]
     stats_desc,  # float32 [3 B H tiles, 2 BM]: lse (base 2) and delta of BM queries, for left, right and near tiles

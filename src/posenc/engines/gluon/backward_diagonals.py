@@ -26,6 +26,7 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from .backward_tiles import grid
 from .kernel import by_eights, coordinates
 
 
@@ -106,10 +107,7 @@ def sum_diagonals(ds):
         y = gl.inline_asm_elementwise(LONG, LONG_CONSTRAINTS, [x], dtype=gl.int32, is_pure=True, pack=32)
     row, eight, column = coordinates(y)
     sums = gl.sum(gl.where(eight == 0, y, 0), 1).to(gl.float32, bitcast=True)  # all others are zeros
-    row = gl.arange(0, 64, gl.SliceLayout(1, sums.type.layout))
-    column = gl.arange(0, 8, gl.SliceLayout(0, sums.type.layout))
-    row = gl.expand_dims(row, 1)
-    column = gl.expand_dims(column, 0)
+    row, column = grid(sums)
     c = column // 2
     k = row // 8 % 2 * 2 + column % 2
     gamma = (row + c // 2 * 4 + c % 2 * 6) % 8

@@ -16,7 +16,7 @@ from ...core.constants import constant
 from ..triton.arguments import Inputs, Numbers
 from ..triton.launch import make_masks, position_args
 from ..triton.launcher import Launch
-from ..triton.structs import View
+from ..triton.structs import view
 from .backward import backward
 from .backward_prepare import finish, prepare
 from .backward_sums import ROWS
@@ -30,7 +30,7 @@ class Schedule(NamedTuple):
     slots: int = 2  # tiles of ds that wait for the adder
     queries: int = 64  # of a tile
     registers: tuple[int, int, int] = (208, 64, 32)  # of a consumer, the adder and the rest: 512 threads share 65,536
-    add: int = 2  # 0, 1: without dq, without its sums in memory; 3: added by the copy engine
+    add: int = 2  # dq is added by the threads; 3: by the copy engine
     late: int = 0  # 1: dv and dk of a tile run beside the next one's softmax
     spread: int = 1  # 0: blocks of keys all begin at their first tile of queries
     copied: int = 2  # tiles of content terms by the copy engine; 1: of wide spans alone; 0: none
@@ -70,8 +70,9 @@ def order_blocks(heads: int, costs: tuple[int, ...], programs: int) -> tuple[tup
     return tuple(x for row in taken for x in (len(row), *row, *[0] * (width - 1 - len(row)))), width
 
 
-def order_keys(x: Inputs, num: Numbers, keys: int, queries: int, processors: int) -> tuple[tuple[int, ...], int, int]:
+def order_keys(x: Inputs, num: Numbers, keys: int, queries: int) -> tuple[Tensor, int, int]:
     """order_blocks of a call's blocks of so many keys, whose cost are the tiles of queries that may see them; and the number of programs."""
+    processors = torch.cuda.get_device_properties(x.q.device).multi_processor_count
     batch, heads, q_length, _ = x.q.shape
     kv_heads, k_length = x.k.shape[1:3]
     q_tiles, blocks = -(-q_length // queries), -(-k_length // keys)
@@ -80,7 +81,8 @@ def order_keys(x: Inputs, num: Numbers, keys: int, queries: int, processors: int
     if num.right >= 0:
         seen = [max(block * keys + q_length - k_length - num.right, 0) // queries for block in range(blocks)]
     costs = tuple(heads // kv_heads * max(q_tiles - first, 1) + BEYOND for first in seen)
-    return *order_blocks(batch * kv_heads, costs, programs), programs
+    numbers, width = order_blocks(batch * kv_heads, costs, programs)
+    return constant(numbers, x.q.device, torch.int32), width, programs
 
 
 def run_backward(
@@ -103,18 +105,16 @@ def run_backward(
         bias_row, width = x.bias.stride(0), num.hi - num.lo + 1 + 2 * PAD.value
         table = lse.new_empty(heads, width)
     left, right = (None if limit < 0 else limit for limit in (num.left, num.right))
-    processors = torch.cuda.get_device_properties(q.device).multi_processor_count
     made = None
-    if x.doc_q is not None:
-        programs = min(batch * kv_heads * blocks, processors)
+    if x.doc_q is None:
+        order, order_row, programs = order_keys(x, num, keys, s.queries)
+    else:  # `prepare` makes it, which knows what each block sees
+        programs = min(batch * kv_heads * blocks, torch.cuda.get_device_properties(q.device).multi_processor_count)
         order_row = 1 - (-batch * kv_heads * blocks // programs)
         order = made = tiles.new_empty(programs, order_row)
-    else:
-        numbers, order_row, programs = order_keys(x, num, keys, s.queries, processors)
-        order = constant(numbers, q.device, torch.int32)
     prepared = batch * heads * q_tiles + batch_rows * blocks + (0 if table is None else heads)
     launch(
-        prepare, prepared, _view(out), _view(do), d_lse, lse, stats, sums, tiles, batch_rows * blocks, blocks, position_args(x), make_masks(x),
+        prepare, prepared, view(out), view(do), d_lse, lse, stats, sums, tiles, batch_rows * blocks, blocks, position_args(x), make_masks(x),
         x.bias, bias_row, num.bias_lo, num.bias_hi, table, num.lo - PAD.value, width, heads, batch * heads, q_length, k_length,
         num.offset, left, right, num.lo, num.hi, scale, scale * LOG2E, made, order_row, programs, section_of(kv_heads), kv_heads,
         size, s.queries, keys, OWN.value, 512, num_warps=4,
@@ -147,7 +147,7 @@ def run_backward(
         CONSUMER_REGISTERS=s.registers[0], ADDER_REGISTERS=s.registers[1], REGISTERS=s.registers[2], num_warps=4,
     )  # fmt: skip
     launch(
-        finish, batch * heads * q_tiles, sums, _view(dq), heads, q_length, scale, size, s.queries, s.add == 3, num_warps=4
+        finish, batch * heads * q_tiles, sums, view(dq), heads, q_length, scale, size, s.queries, s.add == 3, num_warps=4
     )  # fmt: skip
     return parts if wants_bias else None, d_slopes if wants_slopes else None
 
@@ -157,7 +157,3 @@ def _describe_sums(x: Tensor, size: int, queries: int) -> TensorDescriptor:
     block = [size, queries]
     rows = x.numel() // queries
     return TensorDescriptor(x, [rows, queries], [queries, 1], block, gl.NVMMASharedLayout(128, 32, 2))
-
-
-def _view(x: Tensor) -> View:
-    return View(x, *x.stride()[:3])

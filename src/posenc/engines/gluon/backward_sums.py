@@ -52,7 +52,7 @@ def add_tile(place, x):
 
 @gluon.jit
 def add_dq(use, bars, sizes, work, SLOTS: gl.constexpr, ADD: gl.constexpr):
-    """ADD: 0: no dq at all; 1: products without their sums in memory, to find out what those cost; 2: all; 3: all, by the copy engine."""
+    """ADD: 2: by the threads themselves, 3: by the copy engine."""
     dq_ptr, k_smem, ds_smem, dq_smem = use
     kv_full, kv_empty, ds_full, ds_empty = bars
     q_length, k_length, heads, group, batch, spread = sizes
@@ -79,22 +79,19 @@ def add_dq(use, bars, sizes, work, SLOTS: gl.constexpr, ADD: gl.constexpr):
                 if ADD == 3:
                     tma.store_wait(BUFFERS - 1)
                     gl.thread_barrier()
-                if ADD:
-                    for c in gl.static_range(D // 64):  # channels
-                        dq = gl.zeros([64, BM], gl.float32, L)
-                        for i in gl.static_range(KEY_CONSUMERS):
-                            k = k_smem.index(i).reshape([OWN, D]).permute((1, 0)).slice(64 * c, 64, 0)
-                            ds = ds_smem.index(slot * KEY_CONSUMERS + i)
-                            dq = warpgroup_mma(k, ds, dq, use_acc=i > 0, is_async=True)
-                        dq = warpgroup_mma_wait(0, deps=(dq,))
-                        if c == D // 64 - 1:
-                            mbarrier.arrive(ds_empty.index(slot))
-                        if ADD == 2:
-                            add_tile(dq_ptr + (head * q_tiles + tile).to(gl.int64) * (BM * D) + c * 64 * BM, dq)
-                        if ADD == 3:
-                            dq_smem.index(step % BUFFERS).slice(64 * c, 64, 0).store(dq)
-                else:
-                    mbarrier.arrive(ds_empty.index(slot))
+                for c in gl.static_range(D // 64):  # channels
+                    dq = gl.zeros([64, BM], gl.float32, L)
+                    for i in gl.static_range(KEY_CONSUMERS):
+                        k = k_smem.index(i).reshape([OWN, D]).permute((1, 0)).slice(64 * c, 64, 0)
+                        ds = ds_smem.index(slot * KEY_CONSUMERS + i)
+                        dq = warpgroup_mma(k, ds, dq, use_acc=i > 0, is_async=True)
+                    dq = warpgroup_mma_wait(0, deps=(dq,))
+                    if c == D // 64 - 1:
+                        mbarrier.arrive(ds_empty.index(slot))
+                    if ADD == 2:
+                        add_tile(dq_ptr + (head * q_tiles + tile).to(gl.int64) * (BM * D) + c * 64 * BM, dq)
+                    if ADD == 3:
+                        dq_smem.index(step % BUFFERS).slice(64 * c, 64, 0).store(dq)
                 if ADD == 3:
                     fence_async_shared()
                     async_add(dq_ptr, [(head * q_tiles + tile) * D, 0], dq_smem.index(step % BUFFERS))

@@ -10,10 +10,17 @@ from .kernel import near_tile
 KEY_CONSUMERS = gl.constexpr(2)  # of a block of keys
 OWN = gl.constexpr(64)  # keys of a consumer
 KEYS = gl.constexpr(128)  # of a block
-HALF = gl.constexpr(64)
 LEFT = gl.constexpr(0)  # copies of lse, by tile
 RIGHT = gl.constexpr(1)
 NEAR = gl.constexpr(2)
+
+
+@gluon.jit
+def grid(x):
+    """The row and the column of each element of a tile."""
+    row = gl.arange(0, x.shape[0], gl.SliceLayout(1, x.type.layout))
+    column = gl.arange(0, x.shape[1], gl.SliceLayout(0, x.type.layout))
+    return gl.expand_dims(row, 1), gl.expand_dims(column, 0)
 
 
 @gluon.jit

@@ -11,12 +11,12 @@ goes back from shared memory, transposed for d_rows. Where queries alone have te
 ds is stored by the consumers. In a far tile every distance lies at or beyond an end of the span, so that a term is one number for each
 query or key, and its gradient a sum over keys or queries:
 
-    rows, mass     are part of the copies of lse and delta that are loaded (content_prepare.py)
+    rows, mass     are part of the copies of lse and delta that are loaded (backward_prepare.py)
     cols           is what the product of keys and queries begins with
     d_rows         a query's sum over the keys of a block: a product of ones with ds, which the adder has in shared memory -> outer
     d_cols         a key's sum over queries stays in registers until its block ends
 
-    outer [block of keys, query], float32: the sum of ds over the block's keys beyond the span; content_prepare.finish_rows adds the blocks
+    outer [block of keys, query], float32: the sum of ds over the block's keys beyond the span; backward_prepare.finish_rows adds the blocks
     in a fixed order and takes a block as beyond the left end or the right one, never both (content_launch.is_one_sided)
 
 dQ, and nothing else, is added in whatever order blocks come.
@@ -34,9 +34,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from ..triton.structs import UNSPECIALISED
 from .backward import hide, produce
 from .backward_sums import BUFFERS, add_tile, async_add
-from .backward_tiles import HALF, KEYS, NEAR, count_turns, far_query_tile, find_keys, find_queries
+from .backward_tiles import KEYS, NEAR, OWN, count_turns, far_query_tile, find_keys, find_queries, grid
 from .bands import (
     BANDS,
     COPY,
@@ -49,7 +50,7 @@ from .bands import (
     store_by_rows,
     store_row_ends,
 )
-from .kernel import along_rows, by_eights, load_tiles, make_barriers, near_tile
+from .kernel import along_rows, by_eights, load_tiles, make_barriers, masks_of_row, near_tile
 
 
 # ---- adder --------------------------------------------------------------------------------------------------------------
@@ -70,9 +71,7 @@ def sum_keys(ds, ones_smem, BESIDE: gl.constexpr):
 
 @gluon.jit
 def store_sums(outer, sums, BESIDE: gl.constexpr):
-    L: gl.constexpr = sums.type.layout
-    row = gl.expand_dims(gl.arange(0, sums.shape[0], gl.SliceLayout(1, L)), 1)
-    column = gl.expand_dims(gl.arange(0, sums.shape[1], gl.SliceLayout(0, L)), 0)
+    row, column = grid(sums)
     if BESIDE:
         gl.store(outer + row + 0 * column, sums, mask=column + 0 * row == 0)
     else:
@@ -161,7 +160,7 @@ def content_step(
     q = q_smem.index(at).reshape([BM, D])
     do = do_smem.index(at).reshape([BM, D])
     stats = stats_smem.index(at)
-    zero = gl.zeros([HALF, BM], gl.float32, S_L)
+    zero = gl.zeros([OWN, BM], gl.float32, S_L)
     dist = n0 - m0 + offset
     begin = zero
     if IS_NEAR and LOADED:
@@ -170,16 +169,16 @@ def content_step(
         begin = load_copied(copies, copied, CID, ROWS, COLS, S_L)
     else:
         if IS_NEAR and ROWS:
-            begin = load_by_columns(rows, head, m0, dist, q_length, HALF, BM, S_L)
+            begin = load_by_columns(rows, head, m0, dist, q_length, OWN, BM, S_L)
         if IS_NEAR and COLS:
-            begin += load_by_rows(cols, head, n0, -dist, k_length, HALF, BM, S_L)
+            begin += load_by_rows(cols, head, n0, -dist, k_length, OWN, BM, S_L)
     if COLS and not IS_NEAR:
         begin += along_rows(far_keys, zero)
     begin_dp = zero
     if IS_NEAR and LOADED and MASS:
         begin_dp = load_with_ends(copies[4], copies, copied, dist, mass[5], mass[6], CID, S_L)
     elif IS_NEAR and MASS:
-        begin_dp = load_by_columns(mass, head, m0, dist, q_length, HALF, BM, S_L)
+        begin_dp = load_by_columns(mass, head, m0, dist, q_length, OWN, BM, S_L)
     mbarrier.wait(full.index(at), (step // STAGES) & 1)
     if (IS_NEAR and ROWS) or COLS:
         s = warpgroup_mma(k, q.permute((1, 0)), begin, is_async=True)
@@ -190,7 +189,7 @@ def content_step(
     else:
         dp = warpgroup_mma(v, do.permute((1, 0)), zero, use_acc=False, is_async=True)
     dv = warpgroup_mma(p_a, do_smem.index(before).reshape([BM, D]), dv, use_acc=done > 1, is_async=True)
-    ds_before = ds_smem.index((step + SLOTS - 1) % SLOTS).slice(CID * HALF, HALF, 0)
+    ds_before = ds_smem.index((step + SLOTS - 1) % SLOTS).slice(CID * OWN, OWN, 0)
     dk = warpgroup_mma(ds_before, q_smem.index(before).reshape([BM, D]), dk, use_acc=done > 1, is_async=True)
     lse = stats.slice(0, BM, 1).load(S_L)
     s = warpgroup_mma_wait(3, deps=(s,))
@@ -205,7 +204,7 @@ def content_step(
     dp = warpgroup_mma_wait(2, deps=(dp,))
     ds = p * (dp - delta)
     low = ds.to(q_smem.dtype)
-    own_ds = ds_smem.index(slot).slice(CID * HALF, HALF, 0)
+    own_ds = ds_smem.index(slot).slice(CID * OWN, OWN, 0)
     own_ds.store(low)
     by_query = queries_smem
     if COPIED and D_ROWS:
@@ -249,7 +248,6 @@ def consume_content(
     dk_desc, dv_desc, key_ends_ptr, key_ends_row, outer_ptr, k_smem, v_smem, o_smem, band_smem = use
     q_smem, do_smem, stats_smem, ds_smem = smem
     rows, cols, mass = bands
-    real_ptr, doc_q_ptr, doc_k_ptr, doc_queries_ptr, real_row, doc_q_row, doc_k_row, doc_queries_row = mask_rows
     kv_full, kv_empty, full, empty, ds_full, ds_empty = bars
     q_length, k_length, heads, group, batch, spread = sizes
     tiles_ptr, tiles_row, order_ptr, order_row = work
@@ -273,60 +271,45 @@ def consume_content(
     for turn in range(count_turns(order_ptr, order_row)):
         bh, block = find_keys(order_ptr, order_row, turn, blocks)
         b = bh // kv_heads
-        n0 = block * KEYS + CID * HALF
+        n0 = block * KEYS + CID * OWN
         first, right0, right1, left0, left1, last, clear0, clear1, offset = load_tiles(tiles_ptr, tiles_row, b, block)
         far_tiles = (right1 - right0) + (left1 - left0)
-        masks = (
-            real_ptr + b * real_row,
-            doc_q_ptr + b * doc_q_row,
-            doc_k_ptr + b * doc_k_row,
-            doc_queries_ptr + b * doc_queries_row,
-        )
+        masks = masks_of_row(mask_rows, b)
         if COPIED:  # dk and dv of the block before have left their memory, where near tiles write
             tma.store_wait(0)
             gl.thread_barrier()
         mbarrier.wait(kv_full.index(0), turn & 1)
-        k = k_smem.index(0).reshape([KEYS, D]).slice(CID * HALF, HALF, 0)
-        v = v_smem.index(0).reshape([KEYS, D]).slice(CID * HALF, HALF, 0)
-        dk = gl.zeros([HALF, D], gl.float32, O_L)
-        dv = gl.zeros([HALF, D], gl.float32, O_L)
-        nothing = gl.sum(by_eights(gl.zeros([HALF, BM], gl.float32, S_L)), 1)
-        p_a = gl.convert_layout(gl.zeros([HALF, BM], q_smem.dtype, S_L), A_L)
+        k = k_smem.index(0).reshape([KEYS, D]).slice(CID * OWN, OWN, 0)
+        v = v_smem.index(0).reshape([KEYS, D]).slice(CID * OWN, OWN, 0)
+        dk = gl.zeros([OWN, D], gl.float32, O_L)
+        dv = gl.zeros([OWN, D], gl.float32, O_L)
+        nothing = gl.sum(by_eights(gl.zeros([OWN, BM], gl.float32, S_L)), 1)
+        p_a = gl.convert_layout(gl.zeros([OWN, BM], q_smem.dtype, S_L), A_L)
         before = step % STAGES
         done = 0
         for member in range(group):
             head = bh * group + member  # of queries, of all batch rows
             outer = outer_ptr + (head * blocks + block).to(gl.int64) * (q_tiles * BM)
-            j = gl.minimum(n0 + gl.arange(0, HALF, gl.SliceLayout(1, S_L)), k_length - 1)
+            j = gl.minimum(n0 + gl.arange(0, OWN, gl.SliceLayout(1, S_L)), k_length - 1)
             far_keys = j.to(gl.float32)
-            if COLS:  # at the lower end of -r, on the right
-                far_keys = gl.load(key_ends_ptr + head.to(gl.int64) * 2 * key_ends_row + j)
-            below = nothing
-            for t in range(right1 - right0):
-                tile = far_query_tile(t, right0, right1, block * spread, blocks)
-                is_masked = (tile < clear0) | (tile >= clear1)
-                dk, dv, p_a, below, _ = content_step(
-                    k, v, dk, dv, p_a, below, below, far_keys, step, before, done, head, outer, scale, tile * BM, n0, offset, is_masked, masks, limits, bands,
-                    smem, tile_bars, copies, copied, queries_smem, S_L, A_L, CID, FIRST, STAGES, SLOTS, False, ROWS, COLS, MASS, D_ROWS, D_COLS, WINDOW, PADDED,
-                    DOCS, COPIED, LOADED,
-                )  # fmt: skip
-                before = step % STAGES
-                step += 1
-                done += 1
-            if COLS:
-                far_keys = gl.load(key_ends_ptr + (head.to(gl.int64) * 2 + 1) * key_ends_row + j)
             above = nothing
-            for t in range(left1 - left0):
-                tile = far_query_tile(t, left0, left1, block * spread, blocks)
-                is_masked = (tile < clear0) | (tile >= clear1)
-                dk, dv, p_a, above, _ = content_step(
-                    k, v, dk, dv, p_a, above, above, far_keys, step, before, done, head, outer, scale, tile * BM, n0, offset, is_masked, masks, limits, bands,
-                    smem, tile_bars, copies, copied, queries_smem, S_L, A_L, CID, FIRST, STAGES, SLOTS, False, ROWS, COLS, MASS, D_ROWS, D_COLS, WINDOW, PADDED,
-                    DOCS, COPIED, LOADED,
-                )  # fmt: skip
-                before = step % STAGES
-                step += 1
-                done += 1
+            for side in gl.static_range(2):  # the far tiles: on the right, at the lower end of -r, then on the left
+                begin, end = (right0, right1) if side == 0 else (left0, left1)
+                below = above
+                above = nothing
+                if COLS:
+                    far_keys = gl.load(key_ends_ptr + (head.to(gl.int64) * 2 + side) * key_ends_row + j)
+                for t in range(end - begin):
+                    tile = far_query_tile(t, begin, end, block * spread, blocks)
+                    is_masked = (tile < clear0) | (tile >= clear1)
+                    dk, dv, p_a, above, _ = content_step(
+                        k, v, dk, dv, p_a, above, above, far_keys, step, before, done, head, outer, scale, tile * BM, n0, offset, is_masked, masks, limits, bands,
+                        smem, tile_bars, copies, copied, queries_smem, S_L, A_L, CID, FIRST, STAGES, SLOTS, False, ROWS, COLS, MASS, D_ROWS, D_COLS, WINDOW, PADDED,
+                        DOCS, COPIED, LOADED,
+                    )  # fmt: skip
+                    before = step % STAGES
+                    step += 1
+                    done += 1
             for t in range(last - first - far_tiles):
                 tile = near_tile(t, first, right0, right1, left0, left1)
                 is_masked = (tile < clear0) | (tile >= clear1)
@@ -344,33 +327,26 @@ def consume_content(
 
         mbarrier.arrive(kv_empty.index(0))
         dv = warpgroup_mma(p_a, do_smem.index(before).reshape([BM, D]), dv, use_acc=done > 1, is_async=True)
-        ds = ds_smem.index((step + SLOTS - 1) % SLOTS).slice(CID * HALF, HALF, 0)
+        ds = ds_smem.index((step + SLOTS - 1) % SLOTS).slice(CID * OWN, OWN, 0)
         dk = warpgroup_mma(ds, q_smem.index(before).reshape([BM, D]), dk, use_acc=done > 1, is_async=True)
         dk, dv = warpgroup_mma_wait(0, deps=(dk, dv))
         mbarrier.arrive(empty.index(before))
         tma.store_wait(0)
         gl.thread_barrier()
         place = [b, bh % kv_heads, n0, 0]
-        o_smem.index(OUTS * CID).reshape([HALF, D]).store((dk * natural).to(q_smem.dtype))
+        o_smem.index(OUTS * CID).reshape([OWN, D]).store((dk * natural).to(q_smem.dtype))
         fence_async_shared()
         tma.async_copy_shared_to_global(dk_desc, place, o_smem.index(OUTS * CID))
         if OUTS == 1:
             tma.store_wait(0)
             gl.thread_barrier()
-        o_smem.index(OUTS * CID + OUTS - 1).reshape([HALF, D]).store(dv.to(q_smem.dtype))
+        o_smem.index(OUTS * CID + OUTS - 1).reshape([OWN, D]).store(dv.to(q_smem.dtype))
         fence_async_shared()
         tma.async_copy_shared_to_global(dv_desc, place, o_smem.index(OUTS * CID + OUTS - 1))
     tma.store_wait(0)
 
 
-@gluon.jit(
-    do_not_specialize=[
-        "key_ends_row", "q_length", "k_length", "heads", "group", "batch", "spread", "left", "right", "tiles_row", "order_row", "real_row",
-        "doc_q_row", "doc_k_row", "doc_queries_row", "rows_size", "rows_pitch", "rows_origin", "rows_lo", "rows_hi", "cols_size", "cols_pitch",
-        "cols_origin", "cols_lo", "cols_hi", "mass_size", "mass_pitch", "mass_origin", "mass_lo", "mass_hi", "rows_shift", "cols_shift", "mass_shift",
-        "scale",
-    ]
-)  # fmt: skip
+@gluon.jit(do_not_specialize=UNSPECIALISED)
 def backward_content(
     k_desc, v_desc, q_desc, do_desc, dk_desc, dv_desc,  # [B, heads, L, D]
     stats_desc,  # as in backward.backward
@@ -398,7 +374,7 @@ def backward_content(
     q_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, BM, D], q_desc.layout)
     do_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, BM, D], do_desc.layout)
     OUTS: gl.constexpr = 1 if D == 128 and (COPIED or LOADED) else 2
-    o_smem = gl.allocate_shared_memory(DTYPE, [2 * OUTS, 1, 1, HALF, D], dk_desc.layout)
+    o_smem = gl.allocate_shared_memory(DTYPE, [2 * OUTS, 1, 1, OWN, D], dk_desc.layout)
     stats_smem = gl.allocate_shared_memory(gl.float32, [STAGES, 1, 2 * BM], stats_desc.layout)
     DS_L: gl.constexpr = gl.NVMMASharedLayout(2 * BM, 16, 2)
     ds_smem = gl.allocate_shared_memory(DTYPE, [SLOTS, KEYS, BM], DS_L)

@@ -7,18 +7,17 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from ...core.constants import constant
 from ..triton.arguments import Inputs, Numbers
 from ..triton.band_layout import Band
 from ..triton.launch import make_masks, position_args
 from ..triton.launcher import Launch
+from ..triton.structs import view
 from . import visible_distances
-from .backward_launch import Schedule, _describe_sums, _view, order_keys
-from .backward_prepare import finish
-from .backward_tiles import HALF, KEYS
+from .backward_launch import Schedule, _describe_sums, order_keys
+from .backward_prepare import clear_rest, finish, finish_rows, prepare_content
+from .backward_tiles import KEYS, OWN
 from .bands import COPY, can_copy, describe_band, describe_ends
 from .content_backward import backward_content
-from .content_prepare import clear_rest, finish_rows, prepare_content
 from .kernel import NUMBERS
 from .launch import LOG2E, NO_LIMIT, _describe, _rows
 
@@ -75,7 +74,7 @@ def run_backward(
     copied = can and bool(num.wide) and mass is None and has_both and holds_near_tiles(x, num)
     loaded = can and s.copied > 1 and not copied and cols is None and rows is not None
     launch(
-        prepare_content, batch * heads * q_tiles + batch_rows * blocks, _view(out), _view(do), d_lse, lse, stats, sums, tiles, batch_rows * blocks, blocks,
+        prepare_content, batch * heads * q_tiles + batch_rows * blocks, view(out), view(do), d_lse, lse, stats, sums, tiles, batch_rows * blocks, blocks,
         position_args(x), make_masks(x), *ends, ends_row, heads, batch * heads, q_length, k_length, num.offset, left, right, num.lo, num.hi,
         scale * LOG2E, size, s.queries, KEYS.value, copied, num_warps=4,
     )  # fmt: skip
@@ -83,14 +82,13 @@ def run_backward(
     tiles_row = 0 if batch_rows == 1 else blocks * NUMBERS.value
     for band, is_key, length, other_length in ((d_rows, False, q_length, k_length), (d_cols, True, k_length, q_length)):
         if band is not None:
-            own = HALF.value if is_key else s.queries
+            own = OWN.value if is_key else s.queries
             launch(
                 clear_rest, batch * heads * -(-length // own), band.ptr, band.h, band.pitch, band.origin, band.lo, band.hi, tiles, tiles_row, heads,
                 length, other_length, -num.offset if is_key else num.offset, s.queries, KEYS.value, own, is_key, num_warps=4,
             )  # fmt: skip
 
-    processors = torch.cuda.get_device_properties(q.device).multi_processor_count
-    numbers, order_row, programs = order_keys(x, num, KEYS.value, s.queries, processors)
+    order, order_row, programs = order_keys(x, num, KEYS.value, s.queries)
     outer = stats if d_rows is None else lse.new_zeros(batch * heads, blocks, q_tiles * s.queries)
     masks, mask_rows = zip(*(_rows(y, lse) for y in (x.key_mask, x.doc_q, x.doc_k, x.doc_k_queries)), strict=True)
     layout = gl.NVMMASharedLayout(0, 32, 2)
@@ -101,9 +99,9 @@ def run_backward(
     ] + [q if band is None or not loaded else describe_ends(band, q_length, s.queries) for band in (rows, mass)]  # fmt: skip
     launch(
         backward_content, programs, _describe(k, KEYS.value), _describe(v, KEYS.value), _describe(q, s.queries),
-        _describe(do, s.queries), _describe(dk, HALF.value), _describe(dv, HALF.value),
+        _describe(do, s.queries), _describe(dk, OWN.value), _describe(dv, OWN.value),
         TensorDescriptor(stats, list(stats.shape), [2 * s.queries, 1], [1, 2 * s.queries], layout), *copies,
-        _describe_sums(sums, size, s.queries) if s.add == 3 else sums, tiles, constant(numbers, q.device, torch.int32), *masks,
+        _describe_sums(sums, size, s.queries) if s.add == 3 else sums, tiles, order, *masks,
         lse if cols is None else cols.ends, outer, scale * LOG2E, 0 if cols is None else cols.rows, q_length, k_length, heads, heads // kv_heads, batch,
         s.spread, NO_LIMIT if left is None else left, NO_LIMIT if right is None else right, tiles_row, order_row, *mask_rows,
         *_flatten(rows, d_rows, q), *_flatten(cols, d_cols, q), *_flatten(mass, mass, q)[1:],
@@ -113,7 +111,7 @@ def run_backward(
         CONSUMER_REGISTERS=s.registers[0], ADDER_REGISTERS=s.registers[1], REGISTERS=s.registers[2], num_warps=4,
     )  # fmt: skip
     launch(
-        finish, batch * heads * q_tiles, sums, _view(dq), heads, q_length, scale, size, s.queries, s.add == 3, num_warps=4
+        finish, batch * heads * q_tiles, sums, view(dq), heads, q_length, scale, size, s.queries, s.add == 3, num_warps=4
     )  # fmt: skip
     if d_rows is not None:
         launch(

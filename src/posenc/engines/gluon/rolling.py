@@ -30,10 +30,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from ..triton.structs import UNSPECIALISED
 from .kernel import (
     CONSUMERS,
     ROWS,
-    UNSPECIALISED,
     accumulator,
     along_rows,
     begin_sums,

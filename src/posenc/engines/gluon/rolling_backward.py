@@ -36,7 +36,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from ..triton.structs import UNSPECIALISED
 from .backward_sums import add_tile
+from .backward_tiles import grid
 from .kernel import (
     ROWS,
     along_rows,
@@ -263,9 +265,7 @@ def consume(
 
 # ---- adder ------------------------------------------------------------------------------------------------------------
 @gluon.jit
-def add_chunk(
-    use, bars, made, at, FIRST: gl.constexpr, SECOND: gl.constexpr, BIAS: gl.constexpr, ADD: gl.constexpr
-):  # fmt: skip
+def add_chunk(use, bars, made, at, FIRST: gl.constexpr, SECOND: gl.constexpr, BIAS: gl.constexpr):
     """Adds the bands of a chunk, from the first consumer, the second or both, to the sums. made: bands that each gave before this block's
     chunk; the first consumer's begin one chunk later."""
     sums_ptr, bias_sums_ptr, q_smem, band_smem, ones = use
@@ -298,16 +298,14 @@ def add_chunk(
     if SECOND:
         mbarrier.arrive(band_empty.index(slot1))
     # no other program adds to these sums, and a thread adds to the same ones in every block: their order is fixed
-    if ADD:
-        add_tile(sums_ptr + at.to(gl.int64) * (KEYS * D), acc)
+    add_tile(sums_ptr + at.to(gl.int64) * (KEYS * D), acc)
     if BIAS:
-        row = gl.expand_dims(gl.arange(0, KEYS, gl.SliceLayout(1, B_L)), 1)
-        column = gl.expand_dims(gl.arange(0, 8, gl.SliceLayout(0, B_L)), 0)
+        row, column = grid(sums)
         gl.atomic_add(bias_sums_ptr + at * KEYS + row + 0 * column, sums, mask=column + 0 * row == 0, sem="relaxed")
 
 
 @gluon.jit
-def add_table(use, bars, tiles_ptr, sizes, BIAS: gl.constexpr, ADD: gl.constexpr):
+def add_table(use, bars, tiles_ptr, sizes, BIAS: gl.constexpr):
     q_full, q_empty, band_full, band_empty = bars
     q_length, k_length, heads, group, batch, section, programs, tiles_row, chunks, lo = sizes
     band_bars = (band_full, band_empty)
@@ -320,21 +318,16 @@ def add_table(use, bars, tiles_ptr, sizes, BIAS: gl.constexpr, ADD: gl.constexpr
         at = gl.program_id(0) * chunks + (first + PAIR * (count - 1 - block))
         for c in gl.static_range(PAIR):
             mbarrier.wait(q_full.index(c), turn & 1)
-        add_chunk(use, band_bars, made, at, False, True, BIAS, ADD)
+        add_chunk(use, band_bars, made, at, False, True, BIAS)
         for t in range(1, n + 1):
-            add_chunk(use, band_bars, made + t, at + t, True, True, BIAS, ADD)
-        add_chunk(use, band_bars, made + n + 1, at + n + 1, True, False, BIAS, ADD)
+            add_chunk(use, band_bars, made + t, at + t, True, True, BIAS)
+        add_chunk(use, band_bars, made + n + 1, at + n + 1, True, False, BIAS)
         made += n + 1
         for c in gl.static_range(PAIR):
             mbarrier.arrive(q_empty.index(c))
 
 
-@gluon.jit(
-    do_not_specialize=[
-        "q_length", "k_length", "heads", "group", "batch", "section", "programs", "left", "right", "tiles_row", "chunks", "bits_row",
-        "doc_q_row", "doc_k_row", "doc_keys_row", "lo", "scale",
-    ]
-)  # fmt: skip
+@gluon.jit(do_not_specialize=UNSPECIALISED)
 def backward_rolling(
     q_desc, do_desc, dq_desc, k_desc, v_desc,  # [B, heads, L, D]
     t_desc, b_desc,  # as in rolling.forward_rolling, with a table for each head
@@ -346,7 +339,7 @@ def backward_rolling(
     q_length, k_length, heads, group, batch, section, programs, left, right, tiles_row, chunks, bits_row, doc_q_row, doc_k_row,
     doc_keys_row, lo,
     STAGES: gl.constexpr, RING: gl.constexpr, TURNS: gl.constexpr, BIAS: gl.constexpr, WINDOW: gl.constexpr, PADDED: gl.constexpr, DOCS: gl.constexpr,
-    ADD: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr, ADDER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
+    CONSUMER_REGISTERS: gl.constexpr, ADDER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """dq, and each program's sums for the table (without the scale) and the bias; chunk c begins with distance 64 (c - 2 blocks) + offset."""
     DTYPE: gl.constexpr = q_desc.dtype
@@ -376,6 +369,6 @@ def backward_rolling(
     gl.warp_specialize([
         (consume, (use, smem, masks, bars, sizes, limits, scale, 0, STAGES, RING, TURNS, BIAS, WINDOW, PADDED, DOCS)),
         (consume, (use, smem, masks, bars, sizes, limits, scale, 1, STAGES, RING, TURNS, BIAS, WINDOW, PADDED, DOCS)),
-        (add_table, (add, (q_full, q_empty, band_full, band_empty), tiles_ptr, sizes, BIAS, ADD)),
+        (add_table, (add, (q_full, q_empty, band_full, band_empty), tiles_ptr, sizes, BIAS)),
         (produce, (load, (q_full, q_empty, full, empty, t_full, t_empty), sizes, STAGES, RING, BIAS)),
     ], [4, 4, 1], [CONSUMER_REGISTERS, ADDER_REGISTERS, PRODUCER_REGISTERS])  # fmt: skip

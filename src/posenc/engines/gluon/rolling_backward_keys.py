@@ -28,8 +28,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from .backward_tiles import HALF, count_turns, find_keys
+from ..triton.structs import UNSPECIALISED
+from .backward import store_gradients
 from .backward_tiles import KEYS as BOTH
+from .backward_tiles import OWN, count_turns, find_keys
 from .kernel import ROWS, along_rows, hide, load_tiles, make_barriers, masks_of_row, pass_turn, wait_turn
 from .rolling import KEYS, load_chunk, make_ring, multiply
 from .rolling_backward import PAIR, load_row
@@ -55,13 +57,13 @@ def produce_queries(load, bars, sizes, work, STAGES: gl.constexpr, RING: gl.cons
         mbarrier.wait(kv_empty.index(0), (turn & 1) ^ 1)
         mbarrier.expect(kv_full.index(0), 2 * PAIR * k_desc.block_type.nbytes)
         for c in gl.static_range(PAIR):
-            place = [b, h_kv, block * BOTH + c * HALF, 0]
+            place = [b, h_kv, block * BOTH + c * OWN, 0]
             tma.async_copy_global_to_shared(k_desc, place, kv_full.index(0), k_smem.index(c))
             tma.async_copy_global_to_shared(v_desc, place, kv_full.index(0), v_smem.index(c))
         for member in range(group):
             h = h_kv * group + member
             # of the table: where the first chunk begins
-            row = block * BOTH + (PAIR - 1) * HALF - first * ROWS + offset - lo
+            row = block * BOTH + (PAIR - 1) * OWN - first * ROWS + offset - lo
             for t in range(-PAIR, last - first + 1):
                 load_chunk(chunk, h, row, heads, t_desc, b_desc, table, t_full, t_empty, RING, BIAS)
                 row -= KEYS
@@ -100,7 +102,7 @@ def take_query_step(
     q_length, k_length, left, right = limits
     D: gl.constexpr = q_smem.shape[4]
     at = step % STAGES
-    zero = gl.zeros([ROWS, HALF], gl.float32, S_L)
+    zero = gl.zeros([ROWS, OWN], gl.float32, S_L)
     if TURNS:
         wait_turn(CID)
     s = warpgroup_mma(q_smem.index(at).reshape([ROWS, D]), k.permute((1, 0)), begin.to(gl.float32), is_async=True)
@@ -146,7 +148,7 @@ def consume_queries(
     tiles_ptr, tiles_row, order_ptr, order_row = work
     D: gl.constexpr = q_smem.shape[4]
     DTYPE: gl.constexpr = q_smem.dtype
-    S_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
+    S_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, OWN, 16])
     O_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     kv_heads = heads // group
     blocks = (k_length + BOTH - 1) // BOTH
@@ -159,18 +161,18 @@ def consume_queries(
     for turn in range(count_turns(order_ptr, order_row)):
         bh_kv, block = find_keys(order_ptr, order_row, turn, blocks)
         b = bh_kv // kv_heads
-        n0 = block * BOTH + CID * HALF
+        n0 = block * BOTH + CID * OWN
         first, right0, right1, left0, left1, last, clear0, clear1, offset = load_tiles(tiles_ptr, tiles_row, b, block)
         n = last - first
         masks = masks_of_row(mask_rows, b)
         mbarrier.wait(kv_full.index(0), turn & 1)
-        k = k_smem.index(CID).reshape([HALF, D])
-        v = v_smem.index(CID).reshape([HALF, D])
-        dk = gl.zeros([HALF, D], gl.float32, O_L)
-        dv = gl.zeros([HALF, D], gl.float32, O_L)
+        k = k_smem.index(CID).reshape([OWN, D])
+        v = v_smem.index(CID).reshape([OWN, D])
+        dk = gl.zeros([OWN, D], gl.float32, O_L)
+        dv = gl.zeros([OWN, D], gl.float32, O_L)
         for member in range(group):
             bh = bh_kv * group + member  # of queries, of all batch rows
-            nothing = gl.zeros([ROWS, HALF], DTYPE, S_L)
+            nothing = gl.zeros([ROWS, OWN], DTYPE, S_L)
             p_smem.index(CID).store(nothing)
             ds_smem.index(CID).store(nothing)
             fence_async_shared()
@@ -212,25 +214,13 @@ def consume_queries(
                 mbarrier.arrive(t_empty.index(chunk % RING))
             base += n + PAIR + 1
         mbarrier.arrive(kv_empty.index(0))
-        tma.store_wait(0)
-        gl.thread_barrier()
-        o_smem.index(2 * CID).reshape([HALF, D]).store((dk * (scale * 0.6931471805599453)).to(DTYPE))
-        o_smem.index(2 * CID + 1).reshape([HALF, D]).store(dv.to(DTYPE))
-        fence_async_shared()
-        place = [b, bh_kv % kv_heads, n0, 0]
-        tma.async_copy_shared_to_global(dk_desc, place, o_smem.index(2 * CID))
-        tma.async_copy_shared_to_global(dv_desc, place, o_smem.index(2 * CID + 1))
+        store_gradients(dk, dv, dk_desc, dv_desc, o_smem, b, bh_kv, kv_heads, n0, scale, CID)
     if TURNS and CID == 0:
         wait_turn(0)
     tma.store_wait(0)
 
 
-@gluon.jit(
-    do_not_specialize=[
-        "q_length", "k_length", "heads", "group", "left", "right", "tiles_row", "order_row", "bits_row", "doc_q_row", "doc_k_row",
-        "doc_keys_row", "lo", "scale",
-    ]
-)  # fmt: skip
+@gluon.jit(do_not_specialize=UNSPECIALISED)
 def backward_rolling_keys(
     k_desc, v_desc, dk_desc, dv_desc, q_desc, do_desc,  # [B, heads, L, D]
     t_desc, b_desc,  # as in rolling_backward.backward_rolling
@@ -244,14 +234,14 @@ def backward_rolling_keys(
 ):  # fmt: skip
     DTYPE: gl.constexpr = q_desc.dtype
     D: gl.constexpr = q_desc.block_shape[3]
-    k_smem = gl.allocate_shared_memory(DTYPE, [PAIR, 1, 1, HALF, D], k_desc.layout)
-    v_smem = gl.allocate_shared_memory(DTYPE, [PAIR, 1, 1, HALF, D], v_desc.layout)
+    k_smem = gl.allocate_shared_memory(DTYPE, [PAIR, 1, 1, OWN, D], k_desc.layout)
+    v_smem = gl.allocate_shared_memory(DTYPE, [PAIR, 1, 1, OWN, D], v_desc.layout)
     q_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, ROWS, D], q_desc.layout)
     do_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, ROWS, D], do_desc.layout)
-    o_smem = gl.allocate_shared_memory(DTYPE, [2 * PAIR, 1, 1, HALF, D], dk_desc.layout)
+    o_smem = gl.allocate_shared_memory(DTYPE, [2 * PAIR, 1, 1, OWN, D], dk_desc.layout)
     table = make_ring(t_desc, b_desc, RING, BIAS)
-    p_smem = gl.allocate_shared_memory(DTYPE, [PAIR, ROWS, HALF], gl.NVMMASharedLayout(128, 16, 2))
-    ds_smem = gl.allocate_shared_memory(DTYPE, [PAIR, ROWS, HALF], gl.NVMMASharedLayout(128, 16, 2))
+    p_smem = gl.allocate_shared_memory(DTYPE, [PAIR, ROWS, OWN], gl.NVMMASharedLayout(128, 16, 2))
+    ds_smem = gl.allocate_shared_memory(DTYPE, [PAIR, ROWS, OWN], gl.NVMMASharedLayout(128, 16, 2))
     kv_full, kv_empty = make_barriers(1, PAIR)
     full, empty = make_barriers(STAGES, PAIR)
     t_full, t_empty = make_barriers(RING, PAIR)

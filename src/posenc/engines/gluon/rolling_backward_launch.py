@@ -7,13 +7,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...core.constants import constant
 from ..triton.arguments import FAR, Inputs, Numbers
 from ..triton.launch import make_masks, position_args
 from ..triton.launcher import Launch
-from .backward_launch import _view, order_keys
-from .backward_tiles import HALF
+from ..triton.structs import view
+from .backward_launch import order_keys
 from .backward_tiles import KEYS as BOTH
+from .backward_tiles import OWN
 from .kernel import NUMBERS, ROWS
 from .launch import LOG2E, NO_LIMIT, _describe, _rows, prepare_blocks
 from .rolling import KEYS
@@ -28,7 +28,6 @@ class RollingSchedule(NamedTuple):
     ring: int = 6  # chunks of the table
     registers: tuple[int, int, int] = (208, 72, 24)  # of a consumer, the adder and the producer
     turns: bool = True  # whether consumers take turns on the tensor cores
-    add: int = 1  # 0: without the table's sums in memory, to find out what they cost
     key_stages: int = 4  # the same for dk and dv: tiles of queries
     key_ring: int = 6
     key_registers: tuple[int, int] = (240, 24)
@@ -56,7 +55,7 @@ def run_backward(
     delta = torch.empty_like(lse)
     key_tiles = lse.new_empty(batch_rows, blocks, NUMBERS.value, dtype=torch.int32)
     launch(
-        prepare_rolling, batch * heads * q_tiles + batch_rows * blocks, _view(out), _view(do), d_lse, delta, key_tiles, batch_rows * blocks, blocks,
+        prepare_rolling, batch * heads * q_tiles + batch_rows * blocks, view(out), view(do), d_lse, delta, key_tiles, batch_rows * blocks, blocks,
         position_args(x), make_masks(x), heads, batch * heads, q_length, k_length, num.offset, left, right, -FAR, FAR, size, ROWS.value, both,
         num_warps=4,
     )  # fmt: skip
@@ -80,7 +79,7 @@ def run_backward(
         _describe(v, keys), table, bias, lse, delta, tiles, *masks, sums, lse if bias_sums is None else bias_sums,
         scale * LOG2E, q_length, k_length, heads, group, batch, batch if num.right == 0 else 1, programs, *limits,
         0 if batch_rows == 1 else count * NUMBERS.value, chunks, *mask_rows, num.rows_lo,
-        STAGES=s.stages, RING=s.ring, TURNS=s.turns, ADD=s.add, **flags, CONSUMER_REGISTERS=s.registers[0], ADDER_REGISTERS=s.registers[1],
+        STAGES=s.stages, RING=s.ring, TURNS=s.turns, **flags, CONSUMER_REGISTERS=s.registers[0], ADDER_REGISTERS=s.registers[1],
         PRODUCER_REGISTERS=s.registers[2], num_warps=4,
     )  # fmt: skip
     d_table = lse.new_zeros(x.table.shape)
@@ -90,11 +89,11 @@ def run_backward(
         sum_tables, heads * chunks, sums, bias_sums, d_table, d_bias, programs, chunks, first, x.table.shape[1], scale, size, keys, num_warps=8
     )  # fmt: skip
 
-    order, order_row, programs = order_keys(x, num, both, ROWS.value, processors)
+    order, order_row, programs = order_keys(x, num, both, ROWS.value)
     launch(
-        backward_rolling_keys, programs, _describe(k, HALF.value), _describe(v, HALF.value), _describe(dk, HALF.value), _describe(dv, HALF.value),
+        backward_rolling_keys, programs, _describe(k, OWN.value), _describe(v, OWN.value), _describe(dk, OWN.value), _describe(dv, OWN.value),
         _describe(q, ROWS.value), _describe(do, ROWS.value), table, bias, lse, delta, key_tiles,
-        constant(order, q.device, torch.int32), *masks, scale * LOG2E, q_length, k_length, heads, group, *limits,
+        order, *masks, scale * LOG2E, q_length, k_length, heads, group, *limits,
         0 if batch_rows == 1 else blocks * NUMBERS.value, order_row, *mask_rows, num.rows_lo,
         STAGES=s.key_stages, RING=s.key_ring, TURNS=s.key_turns, **flags, CONSUMER_REGISTERS=s.key_registers[0], PRODUCER_REGISTERS=s.key_registers[1], num_warps=4,
     )  # fmt: skip

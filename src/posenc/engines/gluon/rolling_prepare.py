@@ -6,13 +6,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..triton.tiles import load_tile, padded
-from .backward_prepare import split_keys
+from ..triton.structs import UNSPECIALISED
+from .backward_prepare import load_delta, split_keys
 
 
-@triton.jit(
-    do_not_specialize=["blocks", "count", "heads", "batch_heads", "q_length", "k_length", "offset", "left", "right", "lo", "hi"]
-)  # fmt: skip
+@triton.jit(do_not_specialize=UNSPECIALISED)
 def prepare_rolling(
     out, do, d_lse, delta, tiles, blocks, count, positions, masks, heads, batch_heads, q_length, k_length, offset, left, right, lo, hi,
     D: tl.constexpr, BM: tl.constexpr, KEYS: tl.constexpr,
@@ -21,23 +19,14 @@ def prepare_rolling(
     pid = tl.program_id(0)
     q_tiles = tl.cdiv(q_length, BM)
     if pid < batch_heads * q_tiles:
-        tile, bh = pid % q_tiles, (pid // q_tiles).to(tl.int64)
-        b, h = bh // heads, bh % heads
-        i, d = tile * BM + tl.arange(0, BM), tl.arange(0, D)
-        valid = i < q_length
-        out_tile = load_tile(out.ptr + b * out.b + h * out.h, out.l, tile * BM, q_length, d, D, BM, True)
-        do_tile = load_tile(do.ptr + b * do.b + h * do.h, do.l, tile * BM, q_length, d, D, BM, True)
-        x = tl.sum(out_tile.to(tl.float32) * do_tile.to(tl.float32), 1)
-        row = bh * padded(q_length) + i
-        if d_lse is not None:
-            x -= 1.4426950408889634 * tl.load(d_lse + row, mask=valid, other=0.0)
+        _, _, _, _, _, valid, row, x = load_delta(pid, out, do, d_lse, heads, q_length, D, BM)
         tl.store(delta + row, x, mask=valid)
     else:
         at = pid - batch_heads * q_tiles
         split_keys(at, tiles, count, positions, masks, q_length, k_length, offset, left, right, lo, hi, BM, KEYS, KEYS)
 
 
-@triton.jit(do_not_specialize=["bias_row", "bias_lo", "bias_hi", "lo", "span", "scale"])
+@triton.jit(do_not_specialize=UNSPECIALISED)
 def split_bias(bias, bias_row, bias_lo, bias_hi, out, lo, span, scale, SPLIT: tl.constexpr, BLOCK: tl.constexpr):
     """out [H, span, SPLIT]: of each distance from lo on, three numbers in 16 bits whose sum is the bias over the scale, in float32's precision; then
     zeros. A bias beyond the greatest number of the dtype stays beyond it."""
@@ -61,7 +50,7 @@ def clamp(x, most):
     return tl.where(x > most, most, tl.where(x < -most, -most, x))  # NaN stays NaN
 
 
-@triton.jit(do_not_specialize=["programs", "chunks", "first", "span", "scale"])
+@triton.jit(do_not_specialize=UNSPECIALISED)
 def sum_tables(sums, bias_sums, table, bias, programs, chunks, first, span, scale, D: tl.constexpr, KEYS: tl.constexpr):
     """sums [H, programs, chunks, D KEYS] (rolling_backward.py) -> table [H, span, D], times the scale, and bias [H, span]. first: the table's row at
     which the first chunk begins."""

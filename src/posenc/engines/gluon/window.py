@@ -32,11 +32,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from ..triton.structs import UNSPECIALISED
 from .bands import lies_within, load_by_columns
 from .kernel import (
     CONSUMERS,
     ROWS,
-    UNSPECIALISED,
     accumulator,
     begin_sums,
     by_eights,
@@ -257,18 +257,7 @@ def consume(
     tma.store_wait(0)
 
 
-@gluon.jit(
-    do_not_specialize=[
-        *UNSPECIALISED,
-        "key_ends_row",
-        "cols_size",
-        "cols_pitch",
-        "cols_origin",
-        "cols_lo",
-        "cols_hi",
-        "cols_shift",
-    ]
-)
+@gluon.jit(do_not_specialize=UNSPECIALISED)
 def forward_content(
     q_desc, k_desc, v_desc, o_desc,  # [B, heads, L, D]
     x_desc,  # the states [B, H, Lq, E] (q, if there are no others)

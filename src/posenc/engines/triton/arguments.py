@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ...core.dropout import kernel_numbers
 from ...core.mask import Mask
+from ...core.plan import Plan
 from ...core.positions import Positions
 from .. import gluon
 from ..lowering import Facts, LoweredPlan, Span
@@ -125,7 +126,6 @@ def kernel_arguments(
     tensors, numbers = _tables(q, lowered, Tables(lowered) if tables is None else tables)
     spans = [span for span in facts.spans if span is not None]
     if plan.slopes is not None:
-        tensors["slopes"] = plan.slopes.float().contiguous()
         spans.append((0, 0))
     if spans:
         numbers["lo"], numbers["hi"] = min(lo for lo, _ in spans), max(hi for _, hi in spans)
@@ -133,13 +133,7 @@ def kernel_arguments(
     scale = lowered.scale
     if isinstance(scale, float) and scale <= 0:
         scale = q.new_full((1, 1), scale, dtype=torch.float32)
-    if isinstance(scale, Tensor):
-        shape = (facts.batch, facts.heads, facts.q_length)
-        tensors["scales"] = scale.squeeze(-1).float().expand(shape).contiguous()
-        scale = 1.0
-    if plan.decay is not None:
-        for name, decay, length in zip(("decay_q", "decay_k"), plan.decay, (facts.q_length, facts.k_length)):
-            tensors[name] = as_single(decay).expand(facts.batch, facts.heads, length).contiguous()
+    tensors.update(row_tensors(plan, facts, scale))
     numbers["left"], numbers["right"] = (-1 if limit is None else limit for limit in (facts.left, facts.right))
     _add_masks(tensors, lowered.mask, facts, launch)
     content = [hi - lo for span in facts.spans[1:] if span is not None for lo, hi in (span,)]
@@ -150,7 +144,18 @@ def kernel_arguments(
         numbers["queries"] = max(QUERIES, ROWS // (facts.batch * facts.heads) // 64 * 64)
     if facts.dropout:
         tensors["seed"] = kernel_numbers(lowered.dropout, facts.heads, q.device)
-    return Inputs(q, k, v, **tensors), Numbers(**numbers), scale
+    return Inputs(q, k, v, **tensors), Numbers(**numbers), 1.0 if isinstance(scale, Tensor) else scale
+
+
+def row_tensors(plan: Plan, facts: Facts, scale: float | Tensor) -> dict[str, Tensor]:
+    """The slopes, the scale where it is a tensor, and the decay, as kernels take them."""
+    made = {} if plan.slopes is None else {"slopes": plan.slopes.float().contiguous()}
+    if isinstance(scale, Tensor):
+        made["scales"] = scale.squeeze(-1).float().expand(facts.batch, facts.heads, facts.q_length).contiguous()
+    if plan.decay is not None:
+        for name, decay, length in zip(("decay_q", "decay_k"), plan.decay, (facts.q_length, facts.k_length)):
+            made[name] = as_single(decay).expand(facts.batch, facts.heads, length).contiguous()
+    return made
 
 
 def as_single(decay: Tensor) -> Tensor:
@@ -191,11 +196,10 @@ def _visible_distances(lowered: LoweredPlan) -> Span | None:
     facts, runs = lowered.facts, lowered.plan.positions.runs
     if runs is None or not (isinstance(runs[0].start, int) and isinstance(runs[1].start, int)):
         return None
-    offset, diff = runs[1].start - runs[0].start, facts.k_length - facts.q_length
-    first, last = 1 - facts.q_length, facts.k_length - 1
-    first = first if facts.left is None else max(first, diff - facts.left)
-    last = last if facts.right is None else min(last, diff + facts.right)
-    return first + offset, last + offset
+    offset = runs[1].start - runs[0].start
+    left, right = (-1 if limit is None else limit for limit in (facts.left, facts.right))
+    low, high = gluon.visible_range(0, facts.q_length, facts.q_length, facts.k_length, left, right)
+    return low + offset, high + offset
 
 
 def _can_be_whole(query_span: Span | None, key_span: Span | None, visible: Span | None) -> bool:
@@ -251,13 +255,8 @@ def _add_masks(tensors: dict[str, Tensor], mask: Mask, facts: Facts, launch: Lau
 
 
 def prepare_masks(
-    launch: Launch,
-    batch: int,
-    key_mask: Tensor | None,
-    extra: Tensor | None,
-    doc_q: Tensor | None,
-    doc_k: Tensor | None,
-) -> dict[str, Tensor]:
+    launch: Launch, batch: int, key_mask: Tensor | None, extra: Tensor | None, doc_q: Tensor | None, doc_k: Tensor | None
+) -> dict[str, Tensor]:  # fmt: skip
     """Masks as the kernels take them, bytes for booleans, and the bounds of real keys and of documents. Inside an operator: Inductor (in
     torch 2.11) cannot view a boolean tensor as bytes."""
     made: dict[str, Tensor] = {}

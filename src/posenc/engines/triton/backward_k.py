@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .backward_q import UNSPECIALISED, add_mass_gradient
+from .backward_q import add_mass_gradient
 from .band_layout import reaches_ends, store_band, store_band_ends, store_band_zeros
 from .bf16x3 import add_bf16x3, load_ones
 from .dropout import dropout_factor
@@ -22,6 +22,7 @@ from .scores import (
     load_identity,
     row_scale,
 )
+from .structs import UNSPECIALISED
 from .tiles import load_tile, matmul, padded, store_tile
 
 

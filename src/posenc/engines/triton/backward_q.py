@@ -21,6 +21,7 @@ from .scores import (
     add_bands,
     add_far_keys,
     add_unscaled_terms,
+    as_tile,
     broadcast_scale,
     far_row,
     far_scores,
@@ -29,12 +30,8 @@ from .scores import (
     row_end,
     row_scale,
 )
+from .structs import UNSPECIALISED
 from .tiles import load_tile, matmul, padded, store_tile
-
-UNSPECIALISED = [
-    "heads", "group", "q_length", "k_length", "q_first", "q_last", "offset", "left", "right", "lo", "hi", "batch_heads", "scale",
-]  # fmt: skip
-"""Arguments that change from call to call: the compiler gains nothing from knowing that one is divisible by 16."""
 
 
 @triton.jit
@@ -49,10 +46,8 @@ def add_mass_gradient(
             mass = select_ends(mass, terms.mass, bh, i, q_length, r, KEYS_FIRST)
         dp += mass
     if DROPOUT:
-        if KEYS_FIRST:
-            dp = dp * dropout_factor(masks, bh, i[None, :], j[:, None], dropout)
-        else:
-            dp = dp * dropout_factor(masks, bh, i[:, None], j[None, :], dropout)
+        i_tile, j_tile = as_tile(i, j, KEYS_FIRST)
+        dp = dp * dropout_factor(masks, bh, i_tile, j_tile, dropout)
     return dp
 
 

@@ -30,7 +30,7 @@ from . import launcher, schedule
 from .band_layout import Band, make_band, round_up, to_float
 from .bf16x3 import split_bf16x3
 from .launcher import Launch
-from .structs import View
+from .structs import view
 from .tables import Parts
 from .tiles import matmul
 
@@ -166,7 +166,7 @@ def band_from_states(
     step = schedule.choose_row_step(tokens, states.device)
     n_strips = schedule.cdiv(lo - band.origin + step - 1 + hi - lo + 1, tile.keys)
     _launch_step(
-        launch, step, band_from_states_kernel, batch * heads * step * (n_strips + 1), View(states, *states.stride()[:3]), table, table.stride(0) if table.shape[0] > 1 else 0, table.stride(1),
+        launch, step, band_from_states_kernel, batch * heads * step * (n_strips + 1), view(states), table, table.stride(0) if table.shape[0] > 1 else 0, table.stride(1),
         bias, 0 if bias is None else bias.stride(0), band, heads, heads // own_heads, last, other_length, n_strips, bias_factor,
         size, block_size, tile.queries, tile.keys, with_bf16x3, rounded,
         STAGES=tile.stages, num_warps=tile.warps,
@@ -242,7 +242,7 @@ def states_from_band(
     tile = schedule.choose_states_tile(block_size, table.dtype, into.device)
     step = schedule.choose_row_step(tokens, into.device)
     _launch_step(
-        launch, step, states_from_band_kernel, batch * groups * schedule.cdiv(tokens, step * tile.queries) * step, band, table, table.stride(0) if table.shape[0] > 1 else 0, table.stride(1), View(into, *into.stride()[:3]),
+        launch, step, states_from_band_kernel, batch * groups * schedule.cdiv(tokens, step * tile.queries) * step, band, table, table.stride(0) if table.shape[0] > 1 else 0, table.stride(1), view(into),
         heads, heads // groups, tokens, band.origin - lo, table.shape[1], other_length, factor, size, block_size, tile.queries, tile.keys, accumulate,
         STAGES=tile.stages, num_warps=tile.warps,
     )  # fmt: skip
@@ -324,7 +324,7 @@ def table_from_band(
         if states.stride(-1) != 1:
             states = states.contiguous()
         launch(
-            table_from_band_kernel, heads * parts * blocks, band, View(states, *states.stride()[:3]), constant((1.0,) * 16, states.device, states.dtype), total, sums,
+            table_from_band_kernel, heads * parts * blocks, band, view(states), constant((1.0,) * 16, states.device, states.dtype), total, sums,
             heads, heads // own_heads, batch, tokens, columns, rows, size, block_size, tile.queries, tile.keys, parts,
             STAGES=tile.stages, num_warps=tile.warps,
         )  # fmt: skip

@@ -28,7 +28,7 @@ import triton.language as tl
 from .masking import visible
 from .scores import LOG2E, add_unscaled_terms, row_scale
 from .structs import Masks, Terms
-from .tiles import matmul
+from .tiles import matmul, online_softmax
 
 LN2 = tl.constexpr(0.6931471805599453)
 
@@ -66,16 +66,6 @@ def real_keys(key_mask, begin, end, BLOCK: tl.constexpr):
         first = tl.minimum(first, tl.min(tl.where(real, j, end), 0))
         last = tl.maximum(last, tl.max(tl.where(real, j + 1, begin), 0))
     return tl.minimum(first, last), last
-
-
-@triton.jit
-def online_softmax(qk, m_i, l_i):
-    """forward.online_softmax for a tile [keys, queries]."""
-    m_new = tl.maximum(m_i, tl.max(qk, 0))
-    base = tl.where(m_new == float("-inf"), 0.0, m_new)
-    p = tl.exp2(qk - base[None, :])
-    alpha = tl.exp2(m_i - base)
-    return p, alpha, m_new, l_i * alpha + tl.sum(p, 0)
 
 
 @triton.jit
@@ -255,7 +245,7 @@ def decode(
         )  # fmt: skip
         mask = visible(masks, b, h[None, :], i[None, :], j[:, None], q_length, k_length, left, right)
         qk = tl.where(mask & inside[:, None], qk, float("-inf"))
-        p, alpha, m_i, l_i = online_softmax(qk, m_i, l_i)
+        p, alpha, m_i, l_i = online_softmax(qk, m_i, l_i, 0)
         v_tile = load_rows(v_ptr, v_l, n0, inside, dv, DV)
         acc = matmul(tl.trans(v_tile), p.to(v_tile.dtype), acc * alpha[None, :])
 

@@ -21,7 +21,7 @@ from ...core.index import Index
 from ...core.torch_modes import pack_tensors, transform_reason, unpack_tensors
 from ..lowering import Facts, LoweredPlan
 from . import decode_schedule
-from .arguments import FAR, Numbers, as_single
+from .arguments import FAR, Numbers, row_tensors
 from .decode import decode, merge_shares, query_rows
 from .device import define_operator, is_traced, launch_on
 from .launcher import describe_variant, launch_known
@@ -103,15 +103,14 @@ def decode_arguments(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> t
     facts, plan, mask = lowered.facts, lowered.plan, lowered.mask
     bias_span, query_span, _, _ = facts.spans
     offset, bias_lo, bias_hi, rows_lo, rows_hi = 0, 0, 0, 0, 0
-    bias = bias_rows = table = states = slopes = scales = decay_q = decay_k = starts = key_mask = extra = None
+    tensors: dict[str, Tensor | None] = {**row_tensors(plan, facts, lowered.scale)}
     if bias_span is not None:
-        bias, bias_rows = _bias_table(lowered, *bias_span)
+        bias, tensors["bias_rows"] = _bias_table(lowered, *bias_span)
+        tensors["bias"] = bias
         bias_lo, bias_hi = (0, 0) if bias is None else bias_span  # a shift that is not folded has a span and no table
     if query_span is not None:
         rows_lo, rows_hi = query_span
-        table, states = lowered.query_table(q, rows_lo, rows_hi)
-    if plan.slopes is not None:
-        slopes = plan.slopes.float().contiguous()
+        tensors["table"], tensors["states"] = lowered.query_table(q, rows_lo, rows_hi)
     if facts.reads_distance:
         assert plan.positions.runs is not None
         q_run, k_run = plan.positions.runs
@@ -119,27 +118,17 @@ def decode_arguments(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> t
             offset = plan.positions.offset
         else:
             starts = torch.as_tensor(k_run.start - q_run.start, device=q.device)
-            starts = starts.to(torch.int32).expand(facts.batch).contiguous()
-    scale = lowered.scale
-    if isinstance(scale, Tensor):
-        scales = scale.squeeze(-1).float().expand(q.shape[:3]).contiguous()
-        scale = 1.0
-    if plan.decay is not None:
-        decay_q, decay_k = (
-            as_single(one).expand(facts.batch, facts.heads, length).contiguous()
-            for one, length in zip(plan.decay, (facts.q_length, facts.k_length), strict=True)
-        )
+            tensors["starts"] = starts.to(torch.int32).expand(facts.batch).contiguous()
     if mask.key_mask is not None:
-        key_mask = _bytes(mask.key_mask if mask.key_mask.stride(1) == 1 else mask.key_mask.contiguous())
+        tensors["key_mask"] = _bytes(mask.key_mask if mask.key_mask.stride(1) == 1 else mask.key_mask.contiguous())
     if mask.extra is not None:
         extra = _bytes(mask.extra) if mask.extra.dtype == torch.bool else mask.extra
-        extra = extra.expand(facts.batch, facts.heads, facts.q_length, facts.k_length)
+        tensors["extra"] = extra.expand(facts.batch, facts.heads, facts.q_length, facts.k_length)
     left = FAR if facts.left is None else facts.left
     right = FAR if facts.right is None else facts.right
-    inputs = DecodeInputs(
-        q, k, v, bias, bias_rows, states, table, slopes, scales, decay_q, decay_k, starts, key_mask, extra
-    )
-    return inputs, Numbers(offset, left, right, 0, 0, bias_lo, bias_hi, rows_lo, rows_hi), scale
+    scale = 1.0 if isinstance(lowered.scale, Tensor) else lowered.scale
+    numbers = Numbers(offset, left, right, 0, 0, bias_lo, bias_hi, rows_lo, rows_hi)
+    return DecodeInputs(q, k, v, **tensors), numbers, scale
 
 
 def _bias_table(lowered: LoweredPlan, lo: int, hi: int) -> tuple[Tensor | None, Tensor | None]:

@@ -245,19 +245,8 @@ class Step:
             if splits > 1:
                 merge_shares, between = merge
                 merge_shares(
-                    self.merged,
-                    1,
-                    1,
-                    stream,
-                    *between,
-                    at_shares,
-                    at_out,
-                    *stride[:3],
-                    None,
-                    *self.row_sizes[1:],
-                    splits,
-                    *self.merging,
-                )
+                    self.merged, 1, 1, stream, *between, at_shares, at_out, *stride[:3], None, *self.row_sizes[1:], splits, *self.merging
+                )  # fmt: skip
         return out
 
     def _find_launches(self, shared: bool, own: bool) -> tuple | None:

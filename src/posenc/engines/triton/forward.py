@@ -22,23 +22,14 @@ from .scores import (
     row_end,
     row_scale,
 )
-from .tiles import load_tile, matmul, padded
-
-
-@triton.jit
-def online_softmax(qk, m_i, l_i):
-    """p = exp2(qk - m), the factor alpha of earlier sums, and the running maximum m_i and sum l_i with this tile."""
-    m_new = tl.maximum(m_i, tl.max(qk, 1))
-    base = tl.where(m_new == float("-inf"), 0.0, m_new)
-    p = tl.exp2(qk - base[:, None])
-    alpha = tl.exp2(m_i - base)
-    return p, alpha, m_new, l_i * alpha + tl.sum(p, 1)
+from .structs import UNSPECIALISED
+from .tiles import load_tile, matmul, online_softmax, padded
 
 
 @triton.jit
 def accumulate(qk, m_i, l_i, acc, mass_left, mass_right, v_tile, masks, bh, i, j, dropout, DROPOUT: tl.constexpr):
     """One step of FlashAttention: m_i, l_i, acc (and the sums of far probabilities) with the tile of scores qk."""
-    p, alpha, m_i, l_i = online_softmax(qk, m_i, l_i)
+    p, alpha, m_i, l_i = online_softmax(qk, m_i, l_i, 1)
     if DROPOUT:
         p = p * dropout_factor(masks, bh, i[:, None], j[None, :], dropout)
     acc = matmul(p.to(v_tile.dtype), v_tile, acc * alpha[:, None])
@@ -57,11 +48,7 @@ def split_range(first, left0, left1, right0, right1, last, split, splits):
     return begin, left0, left1, right0, right1, end
 
 
-@triton.jit(
-    do_not_specialize=[
-        "heads", "group", "q_length", "k_length", "q_first", "q_last", "offset", "left", "right", "lo", "hi", "splits", "scale",
-    ]
-)  # fmt: skip
+@triton.jit(do_not_specialize=UNSPECIALISED)
 def forward(
     q, k, v, out, lse,  # Views; lse: [B, H, Lq rounded up to 64] float32, base 2, +inf for a fully masked query
     terms, positions, masks,

@@ -29,7 +29,7 @@ from .band_products import band_from_states, states_from_band, table_from_band
 from .forward import forward
 from .launcher import Launch
 from .preprocess import preprocess
-from .structs import Grads, Masks, PositionArgs, Table, Terms, View
+from .structs import Grads, Masks, PositionArgs, Table, Terms, View, view
 from .tables import Parts, sum_parts
 
 IDENTITY = (0.0,) * 128 + (1.0,) + (0.0,) * 128  # Terms.identity
@@ -89,7 +89,7 @@ def run_forward(
             terms = terms._replace(rows=_make_rows(launch, x, num, scale, kind, first, last))
         grid = batch * heads * schedule.cdiv(last - first, tile.queries) * splits
         launch(
-            forward, grid, _view(q), _view(k), _view(v), _view(out) if splits == 1 else View(split_out, 0, 0, 0), View(split_sums, 0, 0, 0),
+            forward, grid, view(q), view(k), view(v), view(out) if splits == 1 else View(split_out, 0, 0, 0), View(split_sums, 0, 0, 0),
             terms, position_args(x), make_masks(x), *_sizes(x, num, first, last),
             splits, scale, dropout, *_head_sizes(size, v_size), tile.queries, tile.keys, tile.general or tile.keys,
             SCALE_LAST=_scales_last(x), DROPOUT=dropout > 0, SPLIT=splits > 1, BAND_STAGES=tile.band_stages,
@@ -134,33 +134,26 @@ def run_backward(
     if x.q.numel() == 0 or x.k.numel() == 0:  # no pair at all
         return [None if tensor is None else torch.zeros_like(tensor) for tensor in x[: len(GRADIENTS)]]
     x, do = _with_aligned_rows(x), align_rows(do)
+    d_lse = None if d_lse is None else d_lse.contiguous()
     if gluon.refuse_backward(x, num, scale, dropout, do) is None:
         from ..gluon.backward_launch import run_backward as run_gluon
 
-        grads = _allocate_gradients(x, d_lse, lse, {**wanted, "slopes": False}, False, 1)
-        d_lse = None if d_lse is None else d_lse.contiguous()
-        try:
+        grads = _allocate_gradients(x, lse, {**wanted, "slopes": False}, False, 1)
+        with gluon.attempt():
             d_bias, d_slopes = run_gluon(
                 launch, do, d_lse, out, lse, x, num, scale, grads["q"], grads["k"], grads["v"], wanted["bias"], wanted["slopes"]
             )  # fmt: skip
-        except Exception as error:  # Gluon gives no guarantees, whatever the compiler raises
-            gluon.give_up(error)
-        else:
             grads["bias"] = None if d_bias is None else Parts(d_bias, 1)
             grads["slopes"] = None if d_slopes is None else d_slopes.sum((0, 2, 3))
             return list(grads.values())
-    d_lse = None if d_lse is None else d_lse.contiguous()
     if gluon.refuse_rolling_backward(_without_joined_bias(x, num), num, scale, dropout, do) is None:
         from ..gluon.rolling_backward_launch import run_backward as run_rolling
 
-        grads = _allocate_gradients(x, d_lse, lse, wanted, False, 1)
-        try:
+        grads = _allocate_gradients(x, lse, wanted, False, 1)
+        with gluon.attempt():
             grads["table"], grads["bias"] = run_rolling(
                 launch, do, d_lse, out, lse, x, num, scale, grads["q"], grads["k"], grads["v"]
             )
-        except Exception as error:  # as above
-            gluon.give_up(error)
-        else:
             return list(grads.values())
     q, k, v = x.q, x.k, x.v
     batch, heads, q_length, size = q.shape
@@ -177,7 +170,7 @@ def run_backward(
     )
     needs_cols = x.key_table is not None and (wanted["key_table"] or wanted["k"])
     runs_gluon = gluon.refuse_content_backward(_without_joined_bias(x, num), num, scale, dropout, do) is None
-    grads = _allocate_gradients(x, d_lse, lse, wanted, bias_in_rows, len(blocks))
+    grads = _allocate_gradients(x, lse, wanted, bias_in_rows, len(blocks))
     fixed_point = _fixed_point(x, do, d_lse, scale, dropout) if x.has_token_positions else None
     d_bias = d_cols = zeros = None
     if wanted["bias"] and not bias_in_rows:
@@ -215,25 +208,33 @@ def run_backward(
             lo, hi = terms.rows.lo, terms.rows.hi
             d_rows = make_band(q, heads, lo, hi, num.offset, first, last, fixed_point=fixed_point)
             d_terms = d_terms._replace(rows=d_rows)
-        factor = 1.0  # of the gradients' bands
-        if runs_gluon and _run_gluon(launch, do, d_lse, out, lse, x, num, scale, grads, terms, d_terms):
-            factor = scale
-        else:
+        is_done = False
+        if runs_gluon:
+            from ..gluon.content_launch import run_backward as run_content
+
+            with gluon.attempt():
+                run_content(
+                    launch, do, d_lse, out, lse, x, num, scale, grads["q"], grads["k"], grads["v"], terms.rows, terms.cols, terms.mass,
+                    d_terms.rows, d_terms.cols,
+                )  # fmt: skip
+                is_done = True
+        factor = scale if is_done else 1.0  # of the gradients' bands
+        if not is_done:
             sizes = _sizes(x, num, first, last)
             launch(
-                preprocess, batch * heads * schedule.cdiv(last - first, 64), _view(out), _view(do), d_lse, lse, delta, ends, row_parts, terms, heads, q_length, first, last, batch * heads,
+                preprocess, batch * heads * schedule.cdiv(last - first, 64), view(out), view(do), d_lse, lse, delta, ends, row_parts, terms, heads, q_length, first, last, batch * heads,
                 scale, zeros, 0 if zeros is None else zeros.numel(), head_sizes[1], head_sizes[3], 64, num_warps=4,
             )  # fmt: skip
             zeros = None  # cleared once
             launch(
-                backward_k, batch * k.shape[1] * schedule.cdiv(k_length, k_tile.keys), _view(q), _view(k), _view(v), _view(do), _view(grads["k"]), _view(grads["v"]), row_parts,
+                backward_k, batch * k.shape[1] * schedule.cdiv(k_length, k_tile.keys), view(q), view(k), view(v), view(do), view(grads["k"]), view(grads["v"]), row_parts,
                 terms, positions, masks, d_terms, *sizes, batch * heads, scale, dropout, *head_sizes,
                 k_tile.queries, k_tile.keys, k_tile.general or k_tile.queries, **flags, BAND_STAGES=k_tile.band_stages,
                 INNER=_has_inner_tiles(kind, k_tile), ACCUMULATE=first > 0,
                 ZERO_REST=len(blocks) == 1 and not x.has_token_positions, num_warps=k_tile.warps, num_stages=k_tile.stages,
             )  # fmt: skip
             launch(
-                backward_q, batch * heads * schedule.cdiv(last - first, q_tile.queries), _view(q), _view(k), _view(v), _view(do), _view(grads["q"]), lse, delta, ends,
+                backward_q, batch * heads * schedule.cdiv(last - first, q_tile.queries), view(q), view(k), view(v), view(do), view(grads["q"]), lse, delta, ends,
                 terms, positions, masks, d_terms, *sizes, batch * heads, scale, dropout, *head_sizes,
                 q_tile.queries, q_tile.keys, q_tile.general or q_tile.keys, **flags, BAND_STAGES=q_tile.band_stages,
                 INNER=_has_inner_tiles(kind, q_tile), num_warps=q_tile.warps, num_stages=q_tile.stages,
@@ -261,36 +262,15 @@ def run_backward(
     return list(grads.values())
 
 
-def _run_gluon(
-    launch: Launch, do: Tensor, d_lse: Tensor | None, out: Tensor, lse: Tensor, x: Inputs, num: Numbers, scale: float, grads: dict,
-    terms: Terms, d_terms: Grads,
-) -> bool:  # fmt: skip
-    """The Gluon backward kernel with content terms; False if it fails."""
-    from ..gluon.content_launch import run_backward as run_content
-
-    try:
-        run_content(
-            launch, do, d_lse, out, lse, x, num, scale, grads["q"], grads["k"], grads["v"], terms.rows, terms.cols, terms.mass,
-            d_terms.rows, d_terms.cols,
-        )  # fmt: skip
-    except Exception as error:  # of a compiler that promises nothing
-        gluon.give_up(error)
-        return False
-    return True
-
-
 def _allocate_gradients(
-    x: Inputs, d_lse: Tensor | None, lse: Tensor, wanted: dict[str, bool], bias_in_rows: bool, blocks: int
+    x: Inputs, lse: Tensor, wanted: dict[str, bool], bias_in_rows: bool, blocks: int
 ) -> dict[str, Tensor | None]:
     """By name, in the order of GRADIENTS; None where not wanted, or made after the kernels."""
     q, k, v = x.q, x.k, x.v
     grads: dict[str, Tensor | None] = dict.fromkeys(GRADIENTS)
     sums = torch.float32 if blocks > 1 else k.dtype  # sums over blocks of queries are kept in float32
-    grads["q"], grads["k"], grads["v"] = (
-        empty_in_order(q, q.shape[3]),
-        empty_in_order(k, k.shape[3], sums),
-        empty_in_order(v, v.shape[3], sums),
-    )
+    grads["q"] = empty_in_order(q, q.shape[3])
+    grads["k"], grads["v"] = (empty_in_order(one, one.shape[3], sums) for one in (k, v))
     if blocks > 1 and bias_in_rows:
         grads["bias"] = torch.zeros_like(x.bias)
     if wanted["table"] or wanted["states"]:
@@ -391,10 +371,7 @@ def _row_distances(x: Inputs, num: Numbers, first: int, last: int) -> tuple[int,
     if not num.queries or x.has_token_positions or x.starts is not None:
         return lo, hi, None
     k_length = x.k.shape[2]
-    diff = k_length - x.q.shape[2]
-    low, high = -(last - 1), k_length - 1 - first
-    low = low if num.left < 0 else max(low, diff - num.left)
-    high = high if num.right < 0 else min(high, diff + num.right)
+    low, high = gluon.visible_range(first, last, x.q.shape[2], k_length, num.left, num.right)
     is_covered = lo <= low + num.offset and high + num.offset <= hi
     lo, hi = min(max(lo, low + num.offset), hi), max(min(hi, high + num.offset), lo)
     return lo, max(hi, lo), k_length if is_covered else None
@@ -477,10 +454,6 @@ def padded(length: int) -> int:
 def _head_sizes(size: int, v_size: int) -> tuple[int, int, int, int]:
     """D, Dv, and both as sizes of blocks."""
     return size, v_size, max(16, schedule.next_power_of_2(size)), max(16, schedule.next_power_of_2(v_size))
-
-
-def _view(x: Tensor) -> View:
-    return View(x, *x.stride()[:3])
 
 
 def _batch_stride(x: Tensor | None) -> int:

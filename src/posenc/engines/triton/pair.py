@@ -27,7 +27,7 @@ from ..lowering import LoweredPlan, lower_plan
 from .device import define_operator, is_traced, launch_on
 from .launcher import launch
 from .schedule import cdiv, next_power_of_2
-from .structs import View
+from .structs import view
 from .tiles import load_tile, matmul
 
 NUMBERS = 1 << 25
@@ -146,22 +146,18 @@ def gradient(
     widest = max(block_d, block_dv)
     block = (64 if widest < 256 else 32) // (2 if q.dtype == torch.float32 else 1)
     rows, columns = cdiv(q_length, block), cdiv(k_length, block)
-    q, k, v, d_out = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v, d_out))
-    views = [View(x, *x.stride()[:3]) for x in (q, k, v, d_out)]
-    shared_heads = heads // bias.shape[1]
+    views = [view(x if x.stride(-1) == 1 else x.contiguous()) for x in (q, k, v, d_out)]
     options = dict(
         D=size, DV=v_size, BLOCK_D=block_d, BLOCK_DV=block_dv, BLOCK=block,
         num_warps=4 if widest <= 64 else 8, num_stages=2 if widest <= 64 else 1,
     )  # fmt: skip
+    sizes = (
+        heads, heads // k.shape[1], q_length, k_length, bias.shape[1], heads // bias.shape[1], batch // bias.shape[0], scale
+    )  # fmt: skip
     with launch_on(q):
-        launch(
-            delta_kernel, batch * heads * rows, *views, lse, d_lse, bias, delta, heads, heads // k.shape[1], q_length, k_length,
-            bias.shape[1], shared_heads, batch // bias.shape[0], scale, **options,
-        )  # fmt: skip
-        launch(
-            gradient_kernel, bias.shape[0] * bias.shape[1] * rows * columns, *views, lse, delta, bias, made, heads,
-            heads // k.shape[1], q_length, k_length, bias.shape[1], shared_heads, batch // bias.shape[0], scale, **options,
-        )  # fmt: skip
+        launch(delta_kernel, batch * heads * rows, *views, lse, d_lse, bias, delta, *sizes, **options)
+        tiles = bias.shape[0] * bias.shape[1] * rows * columns
+        launch(gradient_kernel, tiles, *views, lse, delta, bias, made, *sizes, **options)
     return made
 
 

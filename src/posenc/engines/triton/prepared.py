@@ -176,14 +176,8 @@ class Call:
             lookups[self.folded] = replace(lookups[self.folded], bias=bias, query_shift=None)
             plan = replace(plan, lookups=tuple(lookups))
         lowered = LoweredPlan(plan, mask, self.facts, self.dropout, False)
-        inputs, self.numbers, self.scale = kernel_arguments(
-            q,
-            k,
-            v,
-            lowered,
-            _LaunchedTables(lowered, launch),
-            launch,  # type: ignore[arg-type]
-        )
+        tables = _LaunchedTables(lowered, launch)
+        inputs, self.numbers, self.scale = kernel_arguments(q, k, v, lowered, tables, launch)  # type: ignore[arg-type]
         out, lse, mass = run_forward(launch, inputs, self.numbers, self.scale, self.dropout)
         if not self.has_gradient:
             return out, lse if self.facts.return_lse else None
@@ -316,12 +310,8 @@ class _Attention(torch.autograd.Function):
     def backward(ctx, d_out, d_lse=None):  # type: ignore[override]
         needs = ctx.needs_input_grad[3:]
         if torch.is_grad_enabled():
-            return (
-                None,
-                None,
-                None,
-                *FirstDerivative.apply(_backward, (ctx.call, needs), d_out, d_lse, *ctx.saved_tensors),
-            )
+            grads = FirstDerivative.apply(_backward, (ctx.call, needs), d_out, d_lse, *ctx.saved_tensors)
+            return None, None, None, *grads
         return None, None, None, *ctx.call.backward(needs, d_out, d_lse, ctx.saved_tensors)
 
 

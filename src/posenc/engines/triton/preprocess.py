@@ -8,10 +8,11 @@ import triton.language as tl
 from .band_layout import load_end
 from .bf16x3 import split_bf16x3
 from .scores import LOG2E, bias_end, row_end, row_scale
+from .structs import UNSPECIALISED
 from .tiles import load_tile, padded
 
 
-@triton.jit(do_not_specialize=["heads", "q_length", "q_first", "q_last", "batch_heads", "scale", "zero_count"])
+@triton.jit(do_not_specialize=UNSPECIALISED)
 def preprocess(
     out, do, d_lse, lse, delta, ends, row_parts,
     terms,  # terms.mass: the gradient of attention per distance

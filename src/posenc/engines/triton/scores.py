@@ -33,16 +33,20 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
+def as_tile(i, j, KEYS_FIRST: tl.constexpr):
+    """Vectors of queries and keys in the shapes in which they broadcast against each other."""
+    if KEYS_FIRST:
+        return i[None, :], j[:, None]
+    else:
+        return i[:, None], j[None, :]
+
+
+@triton.jit
 def distances(positions, b, i, j, m0, n0, offset, q_length, k_length, KEYS_FIRST: tl.constexpr):
     """r = p_k - p_q of every pair of a tile, its smallest and its largest; the last two for consecutive positions only."""
-    if KEYS_FIRST:
-        i, j = i[None, :], j[:, None]
-        BM: tl.constexpr = i.shape[1]
-        BN: tl.constexpr = j.shape[0]
-    else:
-        i, j = i[:, None], j[None, :]
-        BM: tl.constexpr = i.shape[0]
-        BN: tl.constexpr = j.shape[1]
+    BM: tl.constexpr = i.shape[0]
+    BN: tl.constexpr = j.shape[0]
+    i, j = as_tile(i, j, KEYS_FIRST)
     if positions.q is not None:
         p_q = tl.load(positions.q + b * positions.q_row + i, mask=i < q_length, other=0)
         p_k = tl.load(positions.k + b * positions.k_row + j, mask=j < k_length, other=0)
@@ -67,10 +71,7 @@ def general_scores(
         qk, terms, positions, masks, b, h, bh, m0, n0, i, j, r, r_lo, r_hi, q_length, k_length, left, right, masked,
         KEYS_FIRST,
     )  # fmt: skip
-    if KEYS_FIRST:
-        i, j = i[None, :], j[:, None]
-    else:
-        i, j = i[:, None], j[None, :]
+    i, j = as_tile(i, j, KEYS_FIRST)
     y = add_unscaled_terms(x * scale_tile, terms, masks, b, h, bh, i, j, r, q_length, k_length)
     return x, apply_mask(y, terms, masks, b, h, i, j, q_length, k_length, left, right, masked), r, r_lo, r_hi
 
@@ -100,10 +101,8 @@ def add_scaled_terms(
             if terms.cols is not None:
                 cols = select_ends(cols, terms.cols, bh, j, k_length, -r, not KEYS_FIRST)
             if terms.scale is None:
-                if KEYS_FIRST:
-                    mask = visible(masks, b, h, i[None, :], j[:, None], q_length, k_length, left, right)
-                else:
-                    mask = visible(masks, b, h, i[:, None], j[None, :], q_length, k_length, left, right)
+                i_tile, j_tile = as_tile(i, j, KEYS_FIRST)
+                mask = visible(masks, b, h, i_tile, j_tile, q_length, k_length, left, right)
                 if terms.rows is not None:
                     rows = tl.where(mask, rows, float("-inf"))
                 else:

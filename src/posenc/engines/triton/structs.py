@@ -10,6 +10,17 @@ NOT_SPECIALISED = frozenset(
 )  # fmt: skip
 """Fields whose values are of no use to the compiler (launcher.py): lengths and bounds."""
 
+UNSPECIALISED = [
+    "batch", "batch_heads", "bias_hi", "bias_lo", "bias_row", "bits_row", "blocks", "chunks", "cols_hi", "cols_lo", "cols_origin",
+    "cols_pitch", "cols_shift", "cols_size", "count", "doc_k_row", "doc_keys_row", "doc_q_row", "doc_queries_row", "ends_row", "first",
+    "group", "heads", "hi", "k_length", "key_ends_row", "kv_heads", "left", "length", "lo", "mass_hi", "mass_lo", "mass_origin", "mass_pitch",
+    "mass_shift", "mass_size", "offset", "order_row", "origin", "other_length", "pitch", "programs", "q_first", "q_last", "q_length",
+    "real_row", "right", "row", "rows_hi", "rows_lo", "rows_origin", "rows_pitch", "rows_shift", "rows_size", "scale", "scale2",
+    "section", "side", "size", "span", "splits", "spread", "table_heads", "tiles_row", "width", "zero_count",
+]  # fmt: skip
+"""The same of arguments, in the kernels of attention: numbers that change from call to call, and of which the compiler gains nothing from
+knowing that one is divisible by 16."""
+
 
 class View(NamedTuple):
     """A tensor [B, heads, L, D] whose last stride is 1."""
@@ -18,6 +29,10 @@ class View(NamedTuple):
     b: Any
     h: Any
     l: Any
+
+
+def view(x) -> View:
+    return View(x, *x.stride()[:3])
 
 
 class Table(NamedTuple):

@@ -13,6 +13,16 @@ def matmul(a, b, acc=None):
 
 
 @triton.jit
+def online_softmax(qk, m_i, l_i, KEYS: tl.constexpr):
+    """p = exp2(qk - m), the factor alpha of earlier sums, and the running maximum m_i and sum l_i with this tile. KEYS: the axis of its keys."""
+    m_new = tl.maximum(m_i, tl.max(qk, KEYS))
+    base = tl.where(m_new == float("-inf"), 0.0, m_new)
+    p = tl.exp2(qk - tl.expand_dims(base, KEYS))
+    alpha = tl.exp2(m_i - base)
+    return p, alpha, m_new, l_i * alpha + tl.sum(p, KEYS)
+
+
+@triton.jit
 def padded(length):
     """The stride of per-query float32 vectors: a multiple of 64, so that their loads are wide."""
     return tl.cdiv(length, 64) * 64
