@@ -22,8 +22,9 @@ from ..core.index import Grid, Index
 from ..core.memo import Memo
 from ..core.plan import Plan
 from ..core.positions import Positions, Run, Side
+from ..core.tables import add
 from ..core.torch_modes import apply_function, transform_reason
-from .lowering import LoweredPlan, add
+from .lowering import LoweredPlan
 
 LARGEST = 1 << 26  # numbers in a dense bias, of all heads: 128 MiB in half precision
 ON_CPU = 1 << 24

@@ -23,9 +23,9 @@ from ..core.dropout import Dropout
 from ..core.index import Index
 from ..core.mask import Mask, MaskOptions, Window, make_mask
 from ..core.plan import Lookup, Plan, holds_nan
+from ..core.tables import add
 from . import dense_bias, rules_cpu, triton
 from .cpu import block_sizes, decode, dense, dense_terms, dropped, joined_masks
-from .lowering import add
 from .sdpa import fused_attention, hides_nan
 
 PLAIN = (Tensor, torch.nn.Parameter)

@@ -21,7 +21,8 @@ from torch import Tensor
 
 from ...core.index import Grid, Index
 from ...core.plan import Plan
-from ..lowering import LoweredPlan, add
+from ...core.tables import add
+from ..lowering import LoweredPlan
 from ..sdpa import fused_attention
 from . import block_sizes
 from .forward import pad_head_sizes

@@ -13,9 +13,10 @@ from torch.nn.functional import scaled_dot_product_attention
 from ...core.index import Index
 from ...core.memo import STEP, Memo
 from ...core.plan import holds_nan
+from ...core.tables import add
 from ...core.torch_modes import direct_apply
 from .. import rules_cpu
-from ..lowering import Facts, LoweredPlan, add
+from ..lowering import Facts, LoweredPlan
 from . import dense_terms, dropped
 from .dense_terms import bias_gradients, by_pair, first_derivatives_only, limits_of, make_bias, multiply, reached
 from .head_block import select_shared, share_blocks

@@ -17,9 +17,8 @@ from torch.nn.functional import pad
 from ...core.index import Index
 from ...core.mask import Mask
 from ...core.memo import STEP
-from ...core.tables import select_rows, sum_rows
+from ...core.tables import add, select_rows, sum_rows
 from ...core.torch_modes import direct_apply
-from ..lowering import add
 from .head_block import NEG_INF
 from .ops import refuse_second_derivatives
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from ...core.dropout import Dropout, as_dropout
+from ...core.tables import add
 from ...core.torch_modes import direct_apply
-from ..lowering import add
 from .dense_terms import bias_gradients, first_derivatives_only, make_bias
 from .head_block import select_shared, share_blocks
 

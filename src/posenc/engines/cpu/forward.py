@@ -17,7 +17,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..lowering import add
+from ...core.tables import add
 from . import block_sizes, short_forward
 from .band import BandGeometry, ScoreTile
 from .band_mask import KeyTableScores, count_visible, fill_skewed, hankel_mask

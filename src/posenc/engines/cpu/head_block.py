@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ..lowering import add
+from ...core.tables import add
 from . import block_sizes
 from .band import ScoreTile
 from .terms import Terms

@@ -23,7 +23,7 @@ from ...core.index import Index
 from ...core.mask import MaskOptions
 from ...core.memo import STEP
 from ...core.plan import Plan, holds_nan
-from ..lowering import add
+from ...core.tables import add
 from ..sdpa import fused_attention, hides_nan
 from . import decode, dense, dense_terms, joined_masks
 

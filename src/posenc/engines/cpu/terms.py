@@ -14,7 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..lowering import LoweredPlan, add
+from ...core.tables import add
+from ..lowering import LoweredPlan
 from ..rules_cpu import cpu_form
 from .band import BandGeometry
 
