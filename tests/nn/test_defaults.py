@@ -82,3 +82,12 @@ def test_tensors_without_values_leave_nothing_behind(name, causal):
     for ours, exact in zip(uses(other, x), expected, strict=True):
         assert type(ours) is torch.Tensor
         torch.testing.assert_close(ours, exact, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", posenc.list_encodings())
+def test_parameters_assigned_to_a_layer_on_the_meta_device(name):
+    x, real = torch.randn(1, 8, 16), make_layer(name)
+    with torch.device("meta"):
+        layer = make_layer(name)
+    layer.load_state_dict(real.state_dict(), assign=True)
+    torch.testing.assert_close(layer(x), real(x), rtol=0.0, atol=0.0)

@@ -7,7 +7,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from ..core.torch_modes import is_exporting, transform_reason
+from ..core.torch_modes import first_derivatives_only, is_exporting, transform_reason
 from ..engines import triton
 
 
@@ -43,7 +43,7 @@ class Contextual(torch.autograd.Function):
         ctx.save_for_backward(*tensors, out, rest)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @first_derivatives_only
     def backward(ctx, d_out, d_left):
         from .operators import backward, call
 
@@ -87,7 +87,7 @@ class Path(torch.autograd.Function):
         ctx.save_for_backward(*tensors, *output)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @first_derivatives_only
     def backward(ctx, d_out, *_):
         from .path_operators import backward, call
 

@@ -259,6 +259,18 @@ class Encoding(_Recorded):
         return self._device_marker.device
 
 
+def follow_assigned(layer: nn.Module, incompatible_keys: Any = None) -> None:
+    """A hook of `load_state_dict`, which with assign=True replaces the parameters of a layer that was made on the meta device: its
+    encodings follow them, those without parameters too."""
+    parameter = next(layer.parameters(), None)
+    if parameter is None or parameter.is_meta:
+        return
+    for module in layer.modules():
+        marker = module._buffers.get("_device_marker")
+        if marker is not None and marker.is_meta:
+            module._buffers["_device_marker"] = torch.empty_like(marker, device=parameter.device)
+
+
 def _is_plain(value: Any) -> bool:
     """Whether a value is an option (a number, a name, a scaling) and not a tensor or a module."""
     if isinstance(value, (tuple, list)):

@@ -36,6 +36,42 @@ def direct_apply(function: type[torch.autograd.Function]) -> Callable:
     return super(torch.autograd.Function, function).apply  # type: ignore[misc]
 
 
+def first_derivatives_only(backward: Callable) -> Callable:
+    """A backward whose results raise where they are differentiated again. PyTorch's `once_differentiable` marks them with leaves of its own, so
+    `torch.autograd.grad`, which visits only what leads to its inputs, takes them for constants, in silence.
+
+    The marked results depend on the incoming gradients, the saved tensors and those in ctx.more, which it is enough to set where
+    the gradient depends on an input that is not saved.
+    """
+
+    @wraps(backward)
+    def call(ctx, *grads):
+        if not torch.is_grad_enabled():
+            return backward(ctx, *grads)
+        with torch.no_grad():
+            results = backward(ctx, *grads)
+        inputs = [
+            x for x in (*grads, *ctx.saved_tensors, *getattr(ctx, "more", ())) if x is not None and x.requires_grad
+        ]
+        found = [x for x in results if x is not None]
+        marked = iter(_FirstDerivatives.apply(len(inputs), *inputs, *found))
+        return tuple([None if x is None else next(marked) for x in results])
+
+    return call
+
+
+class _FirstDerivatives(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return tuple([x.clone() for x in tensors[count:]])
+
+    @staticmethod
+    def backward(ctx, *grads):
+        raise RuntimeError(
+            "fused attention has first derivatives only; for second ones use engine='reference', or plain operations"
+        )
+
+
 @cache
 def _with_context(function: type[torch.autograd.Function]) -> type[torch.autograd.Function]:
     """The same function in the form whose forward takes ctx."""

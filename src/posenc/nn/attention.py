@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ..core.encoding import Encoding, Kept
+from ..core.encoding import Encoding, Kept, follow_assigned
 from ..core.formulas import head_size
 from ..core.mask import Window, make_window
 from ..core.options import require_number
@@ -86,6 +86,7 @@ class Attention(nn.Module):
         self.causal, self.window, self.dropout, self.engine = causal, window, dropout, engine
         self.encoding = Encoding() if encoding is None else encoding
         self.layer_idx, self.layer_key = layer_idx, LayerKey()
+        self.register_load_state_dict_post_hook(follow_assigned)
         if strategy is not None and context_parallel is None:
             raise ValueError(f"strategy={strategy!r} needs context_parallel=mesh['cp']")
         self.context_parallel: ContextParallel | None = None

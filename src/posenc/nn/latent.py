@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ..core.encoding import Encoding
+from ..core.encoding import Encoding, follow_assigned
 from ..core.errors import OptionError
 from ..core.options import WIDEST, require_bool, require_int
 from ..core.plan import Plan
@@ -66,6 +66,7 @@ class LatentAttention(nn.Module):
         self.nope_dim, self.rope_dim, self.v_dim = nope_dim, rope_dim, v_dim
         self.encoding, self.causal, self.absorb, self.engine = encoding, causal, absorb, engine
         self.layer_idx, self.layer_key = layer_idx, LayerKey()
+        self.register_load_state_dict_post_hook(follow_assigned)
         encoding.check_causal(causal)
         width = heads * (nope_dim + rope_dim)
         if q_rank is None:

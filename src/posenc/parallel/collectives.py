@@ -19,8 +19,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from ..core.torch_modes import first_derivatives_only
 from .context import ContextParallel, ParallelError
 from .layout import restore_order
 
@@ -217,7 +217,7 @@ class _Exchange(torch.autograd.Function):
         return there(cp, x)
 
     @staticmethod
-    @once_differentiable
+    @first_derivatives_only
     def backward(ctx, grad: Tensor):  # type: ignore[override]
         return ctx.back(ctx.cp, grad), None, None, None
 
@@ -234,7 +234,7 @@ class _SumGradients(torch.autograd.Function):
         return tuple(x.view_as(x) for x in tensors)
 
     @staticmethod
-    @once_differentiable
+    @first_derivatives_only
     def backward(ctx, *grads: Tensor | None):  # type: ignore[override]
         precision = torch.float32
         for _, dtype, _ in ctx.like:

@@ -17,11 +17,11 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ..core.encoding import Encoding
 from ..core.plan import Lookup, Plan
 from ..core.positions import Positions
+from ..core.torch_modes import first_derivatives_only
 
 MakePlan = Callable[[Positions], Plan]
 Values = dict[str, Tensor]
@@ -138,11 +138,12 @@ class _Tables(torch.autograd.Function):
     @staticmethod
     def forward(ctx, remake: Callable[[], list[Tensor]], leaves: tuple[Tensor, ...], count: int, *tensors: Tensor):  # type: ignore[override]
         ctx.remake, ctx.leaves, ctx.count = remake, leaves, count
+        ctx.more = leaves
         ctx.set_materialize_grads(False)
         return tuple(x.view_as(x) for x in tensors[:count])
 
     @staticmethod
-    @once_differentiable
+    @first_derivatives_only
     def backward(ctx, *grads: Tensor | None):  # type: ignore[override]
         with torch.enable_grad():
             tables = ctx.remake()

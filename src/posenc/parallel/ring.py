@@ -21,8 +21,8 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from ..core.torch_modes import first_derivatives_only
 from .blocks import INF, Block, Call, Tokens, blocks_of, run_block
 from .collectives import exchange
 from .plan_tensors import Values
@@ -46,7 +46,7 @@ class _Ring(torch.autograd.Function):
         return out, lse
 
     @staticmethod
-    @once_differentiable
+    @first_derivatives_only
     def backward(ctx, d_out: Tensor | None, d_lse: Tensor | None):  # type: ignore[override]
         out, lse, *tensors = ctx.saved_tensors
         wanted = [name for name, needed in zip(ctx.names, ctx.needs_input_grad[2:], strict=True) if needed]

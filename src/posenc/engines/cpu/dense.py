@@ -14,11 +14,11 @@ from ...core.index import Index
 from ...core.memo import STEP, Memo
 from ...core.plan import holds_nan
 from ...core.tables import add
-from ...core.torch_modes import direct_apply
+from ...core.torch_modes import direct_apply, first_derivatives_only
 from .. import rules_cpu
 from ..lowering import Facts, LoweredPlan
 from . import dense_terms, dropped
-from .dense_terms import bias_gradients, by_pair, first_derivatives_only, limits_of, make_bias, multiply, reached
+from .dense_terms import bias_gradients, by_pair, limits_of, make_bias, multiply, reached
 from .head_block import select_shared, share_blocks
 from .joined_masks import join_masks
 
@@ -237,6 +237,7 @@ class _AttendWithBias(torch.autograd.Function):
     ) -> Tensor:  # fmt: skip
         mask = add(hidden, make_bias(tables, indices, *facts))
         ctx.save_for_backward(q, k, v, mask)
+        ctx.more = tables
         ctx.scale = scale
         ctx.given = indices, facts, [(table.shape, table.dtype) for table in tables]
         return _without_gradients(q, k, v, mask, scale)

@@ -8,7 +8,7 @@ and back: sums along the diagonals, then over the distances that read one row of
 
 from __future__ import annotations
 
-from functools import lru_cache, wraps
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -18,34 +18,8 @@ from ...core.index import Index
 from ...core.mask import Mask
 from ...core.memo import STEP
 from ...core.tables import add, select_rows, sum_rows
-from ...core.torch_modes import direct_apply
+from ...core.torch_modes import direct_apply, first_derivatives_only
 from .head_block import NEG_INF
-from .ops import refuse_second_derivatives
-
-
-def first_derivatives_only(backward):
-    """A backward whose results raise where they are differentiated again. PyTorch's `once_differentiable` lets second
-    derivatives vanish in silence where the incoming gradient is a constant."""
-
-    @wraps(backward)
-    def call(ctx, *grads):
-        if not torch.is_grad_enabled():
-            return backward(ctx, *grads)
-        with torch.no_grad():
-            results = backward(ctx, *grads)
-        found = tuple([x for x in results if x is not None])
-        marked = iter(_FirstOnly.apply(*[x.detach().requires_grad_() for x in found]))
-        return tuple([None if x is None else next(marked) for x in results])
-
-    return call
-
-
-class _FirstOnly(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, *tensors: Tensor) -> tuple[Tensor, ...]:
-        return tuple([x.clone() for x in tensors])
-
-    backward = staticmethod(refuse_second_derivatives)
 
 
 # ---- biases ----------------------------------------------------------------------------------------------------------

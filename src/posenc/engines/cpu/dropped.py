@@ -15,8 +15,8 @@ from torch import Tensor
 
 from ...core.dropout import Dropout, as_dropout
 from ...core.tables import add
-from ...core.torch_modes import direct_apply
-from .dense_terms import bias_gradients, first_derivatives_only, make_bias
+from ...core.torch_modes import direct_apply, first_derivatives_only
+from .dense_terms import bias_gradients, make_bias
 from .head_block import select_shared, share_blocks
 
 BLOCK = 1 << 17
@@ -43,6 +43,7 @@ class _Attend(torch.autograd.Function):
         ctx, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, dropout: Dropout, indices: tuple,
         facts: tuple, *tables: Tensor,
     ) -> Tensor:  # fmt: skip
+        ctx.more = (mask, *tables)
         if tables:
             mask = add(mask, make_bias(tables, indices, *facts))
         batch, heads, q_length, _ = q.shape
