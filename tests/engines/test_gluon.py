@@ -94,15 +94,6 @@ def test_windows(kernel, monkeypatch, terms, window):
     check(kernel, monkeypatch, terms, False, (300, 200), masks={"window": window})
 
 
-@pytest.mark.parametrize("window", [(255, 0), (140, 0), (70, 200), (0, 0), (700, 0)])
-def test_consumers_skip_tiles_before_their_window(kernel, monkeypatch, window):
-    """And wait for as many slots as the producer fills: also of a consumer without queries, with padding, with far tiles."""
-    monkeypatch.setattr(gluon, "SKIP_WINDOWS", True)
-    check(kernel, monkeypatch, "bias", False, (1100, 1100), masks={"window": window})
-    real = (torch.arange(700) >= 200)[None]
-    check(kernel, monkeypatch, "slopes", False, (650, 700), masks={"window": window, "key_mask": real})
-
-
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("terms", ["bias", "none"])
 def test_documents(kernel, monkeypatch, terms, causal):

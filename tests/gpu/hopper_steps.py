@@ -3,7 +3,6 @@
     python -m tests.gpu.hopper_steps --out FILE.json --goals [--warm 12]           every row that has a goal
     python -m tests.gpu.hopper_steps --out FILE.json [--only t5,rope,masks] [--shapes 0,2] [--seconds 60] [--models]
     python -m tests.gpu.hopper_steps --out FILE.json --packed [--seconds 60]       texts of equal and of unequal lengths in a row
-    python -m tests.gpu.hopper_steps --out FILE.json --windows [--seconds 60]      windows of 255 and 1023 keys
 
 A step is the forward and the backward pass with every gradient, tables included, as one CUDA graph; ours and cuDNN's are replayed in turns, as
 the card's clock follows its temperature. `auto` chooses the engine, as for a user. Before any time, output and gradients are compared with float64
@@ -12,7 +11,6 @@ at 700 tokens (tests.gpu.kernel_plans), unless --checked.
 --models: training steps of T5-base and DeBERTa-v3-base of 4 x 4096 tokens, with and without their dropout; beside them the originals', and
 those of the same models with cuDNN's attention without positions.
 --packed: t5 over documents, and microseconds by kernel.
---windows: t5, without and with gluon.SKIP_WINDOWS.
 """
 
 from __future__ import annotations
@@ -231,70 +229,6 @@ def show_packed(rows):
         print(f"{row['packed']:26} {'   '.join(cells)}   {kernels}")
 
 
-# ---- windows -------------------------------------------------------------------------------------------------------------
-def skip_windows(is_on):
-    """Calls that are known took the other path."""
-    from posenc.engines import gluon, known_calls
-    from posenc.engines.triton import prepared, replay
-
-    if is_on != gluon.SKIP_WINDOWS:
-        gluon.SKIP_WINDOWS = is_on
-        known_calls._known.clear()
-        prepared._calls.clear()
-        replay._programs.clear()
-
-
-def window_errors(window, length=2100):
-    """Of output and gradients against float64, relative in norm, without and with skipped tiles."""
-    torch.manual_seed(0)
-    q, k, v = ((torch.randn(2, 16, length, 64, device="cuda") / 2).bfloat16() for _ in range(3))
-    plan = kernel_plans.t5(16, length, 64, True)
-    table = [tensor for _, tensor in plan.tensors()]
-    g = torch.randn_like(q)
-    results = []
-    for dtype, engine, is_on in (
-        (torch.float64, "reference", False),
-        (torch.bfloat16, "triton", False),
-        (torch.bfloat16, "triton", True),
-    ):
-        skip_windows(is_on)
-        x = [y.detach().to(dtype).requires_grad_() for y in (q, k, v)]
-        for _ in range(3 if engine == "triton" else 1):
-            out = attend(*x, plan, engine=engine, causal=True, window=window)
-            found = [out, *torch.autograd.grad(out, [*x, *table], g.to(dtype))]
-        results.append(found)
-    return [
-        max(((b.double() - a.double()).norm() / a.double().norm()).item() for a, b in zip(results[0], found))
-        for found in results[1:]
-    ]
-
-
-def measure_window(batch, length, window):
-    q, k, v = (
-        torch.randn(batch, 16, length, 64, device="cuda", dtype=torch.bfloat16).requires_grad_() for _ in range(3)
-    )
-    plan = kernel_plans.t5(16, length, 64, True)
-    leaves = (q, k, v, *(tensor for _, tensor in plan.tensors()))
-    g = torch.randn_like(q)
-    pairs = sum(min(i + 1, window + 1) for i in range(length))
-
-    def plain():
-        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-            return F.scaled_dot_product_attention(q, k, v)
-
-    def ours(is_on):
-        skip_windows(is_on)
-        return attend(q, k, v, plan, causal=True, window=window)
-
-    with torch.no_grad():
-        forward = time_in_turns(plain, lambda: ours(False), lambda: ours(True))
-    step = time_in_turns(
-        lambda: torch.autograd.grad(ours(False), leaves, g), lambda: torch.autograd.grad(ours(True), leaves, g)
-    )
-    return {"shape": (batch, length), "window": window, "cudnn, before, after": forward, "of cudnn's share": [
-        round(ms / forward[0] / (pairs / length**2), 3) for ms in forward[1:]], "step: before, after": step}  # fmt: skip
-
-
 def model_step(name, way, dropout):
     """Milliseconds of a training step of 4 x 4096 tokens. way: "posenc", "original", or "no positions", which is the accelerated model with
     cuDNN's attention without its terms."""
@@ -352,7 +286,6 @@ def main() -> None:
     parser.add_argument("--goals", action="store_true", help="the rows of GOALS, and no others")
     parser.add_argument("--models", action="store_true")
     parser.add_argument("--packed", action="store_true")
-    parser.add_argument("--windows", action="store_true")
     parser.add_argument("--warm", type=int, default=0, help="processes that compile first")
     parser.add_argument(
         "--part", type=lambda text: [int(x) for x in text.split("/")], help="of a process that compiles"
@@ -390,14 +323,6 @@ def main() -> None:
             keep(measure_packed, batch, length, *case)
             torch.cuda.empty_cache()
         show_packed(rows)
-        return
-    if args.windows:
-        wrong = {window: window_errors(window) for window in (255, 1023)}
-        print("errors at 2100 tokens by window", wrong, flush=True)
-        assert all(error < 2e-2 for errors in wrong.values() for error in errors)
-        for batch, length in ((4, 4096), (1, 16384)):
-            for window in (255, 1023):
-                keep(measure_window, batch, length, window)
         return
     wanted = list(cells(args.only, args.shapes, args.goals))
     if args.part:

@@ -42,7 +42,6 @@ SMALLEST = 2.0**-40
 SHORTEST_BACKWARD = 2048  # as measured
 SHORTEST_CONTENT_BACKWARD = 512  # as measured
 WIDE_OF_128 = False  # content terms over wide spans, heads of 128, in the backward pass: compared on a card, not timed
-SKIP_WINDOWS = False  # consumers skip a block's first tiles, which lie before their window: not measured
 MOST_SUMS = 1 << 27  # float32 numbers of content_backward.py's outer
 MOST = 1 << 20  # blocks of keys in the backward pass: their order is made on the host
 WIDEST_GRADIENT = 2048  # distances of a bias in the backward pass: each program keeps 16 rows of them

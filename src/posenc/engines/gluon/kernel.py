@@ -339,14 +339,6 @@ def find_own_tiles(m0, first, last, limits, BN: gl.constexpr):
 
 
 @gluon.jit
-def skip_tiles(m0, first, own, limits, BN: gl.constexpr):
-    """How many of a block's first tiles lie before the window of a consumer's queries from m0 on, which see up to tile `own` of the block."""
-    q_length, k_length, left, right = limits
-    begin = gl.maximum(m0 + (k_length - q_length) - left, 0) // BN - first
-    return gl.maximum(gl.minimum(begin, own - 1), 0)
-
-
-@gluon.jit
 def masks_of_row(masks, b):
     """The masks of a batch row, for hide."""
     bits_ptr, doc_q_ptr, doc_k_ptr, doc_keys_ptr, bits_row, doc_q_row, doc_k_row, doc_keys_row = masks
@@ -480,7 +472,7 @@ def take_step(
 @gluon.jit
 def consume(
     use, masks, bars, sizes, scale, CID: gl.constexpr, NC: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr,
-    TABLE: gl.constexpr, SLOPES: gl.constexpr, WINDOW: gl.constexpr, PADDED: gl.constexpr, DOCS: gl.constexpr, SKIP: gl.constexpr,
+    TABLE: gl.constexpr, SLOPES: gl.constexpr, WINDOW: gl.constexpr, PADDED: gl.constexpr, DOCS: gl.constexpr,
 ):  # fmt: skip
     o_desc, lse_ptr, tiles_ptr, table_ptr, slopes_ptr, bias_row, lo, hi, q_smem, o_smem, k_smem, v_smem = use
     q_full, q_empty, full, empty = bars
@@ -504,8 +496,6 @@ def consume(
         skipped = 0
         if DOCS:
             skipped, own, clear0, clear1 = load_own_tiles(place, first, far, CID)
-        elif SKIP:
-            skipped = gl.where(far == 0, skip_tiles(m0, first, own, limits, BN), 0)
         far = gl.minimum(far, own)
         table = table_ptr
         shift = 0.0
@@ -519,7 +509,7 @@ def consume(
             slope = gl.load(slopes_ptr + h) * 1.4426950408889634
         of_row = masks_of_row(masks, b)
         q = q_smem.index(CID).reshape([ROWS, D])
-        if SKIP:
+        if DOCS:
             for _ in range(skipped):
                 skip_slot(step, full, empty, CID, NC, STAGES, TURNS)
                 step += 1
@@ -580,11 +570,10 @@ def forward(
     q_length, k_length, heads, group, batch_heads, section, left, right, tiles_row, bias_row, bits_row, doc_q_row, doc_k_row,
     doc_keys_row, lo, hi,
     NC: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr, TABLE: gl.constexpr, SLOPES: gl.constexpr, WINDOW: gl.constexpr,
-    PADDED: gl.constexpr, DOCS: gl.constexpr, SKIP: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
+    PADDED: gl.constexpr, DOCS: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """out and lse, by NC consumers, three or two. Limits: -left <= j - i - (k_length - q_length) <= right, left only if WINDOW; lo, hi: the span of the table, or
-    beyond every distance without one; *row: strides over heads or batch rows, 0 for one that all share. SKIP: consumers skip the first tiles too, with
-    documents or a window."""
+    beyond every distance without one; *row: strides over heads or batch rows, 0 for one that all share."""
     q_smem, o_smem, k_smem, v_smem = make_buffers(q_desc, k_desc, v_desc, o_desc, NC, STAGES)
     bars = make_barriers(NC, 1) + make_barriers(STAGES, NC)
     fence_async_shared()
@@ -596,14 +585,14 @@ def forward(
     # Constants are repeated in each call: in a tuple that has a name they would become tensors.
     if NC == 2:
         gl.warp_specialize([
-            (consume, (use, masks, bars, sizes, scale, 0, NC, STAGES, TURNS, TABLE, SLOPES, WINDOW, PADDED, DOCS, SKIP)),
-            (consume, (use, masks, bars, sizes, scale, 1, NC, STAGES, TURNS, TABLE, SLOPES, WINDOW, PADDED, DOCS, SKIP)),
+            (consume, (use, masks, bars, sizes, scale, 0, NC, STAGES, TURNS, TABLE, SLOPES, WINDOW, PADDED, DOCS)),
+            (consume, (use, masks, bars, sizes, scale, 1, NC, STAGES, TURNS, TABLE, SLOPES, WINDOW, PADDED, DOCS)),
             (produce, (load, bars, sizes, NC, STAGES, DOCS)),
         ], [4, 1], [CONSUMER_REGISTERS, PRODUCER_REGISTERS])  # fmt: skip
     else:
         gl.warp_specialize([
-            (consume, (use, masks, bars, sizes, scale, 0, NC, STAGES, TURNS, TABLE, SLOPES, WINDOW, PADDED, DOCS, SKIP)),
-            (consume, (use, masks, bars, sizes, scale, 1, NC, STAGES, TURNS, TABLE, SLOPES, WINDOW, PADDED, DOCS, SKIP)),
-            (consume, (use, masks, bars, sizes, scale, 2, NC, STAGES, TURNS, TABLE, SLOPES, WINDOW, PADDED, DOCS, SKIP)),
+            (consume, (use, masks, bars, sizes, scale, 0, NC, STAGES, TURNS, TABLE, SLOPES, WINDOW, PADDED, DOCS)),
+            (consume, (use, masks, bars, sizes, scale, 1, NC, STAGES, TURNS, TABLE, SLOPES, WINDOW, PADDED, DOCS)),
+            (consume, (use, masks, bars, sizes, scale, 2, NC, STAGES, TURNS, TABLE, SLOPES, WINDOW, PADDED, DOCS)),
             (produce, (load, bars, sizes, NC, STAGES, DOCS)),
         ], [4, 4, 1], [CONSUMER_REGISTERS, CONSUMER_REGISTERS, PRODUCER_REGISTERS])  # fmt: skip

@@ -9,7 +9,6 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from .. import gluon
 from ..triton.arguments import Inputs, Numbers
 from ..triton.launch import make_masks, position_args
 from ..triton.launcher import Launch
@@ -43,7 +42,6 @@ def run_forward(
         launch, forward, x, num, scale, out, lse, tile.keys, (num.lo, num.hi), (num.lo, num.hi), PAD.value, section=tile.heads,
         consumers=tile.consumers, tables=(lse if x.slopes is None else x.slopes,), ordered=x.doc_q is not None, NC=tile.consumers,
         STAGES=tile.stages, TURNS=tile.turns, TABLE=x.bias is not None, SLOPES=x.slopes is not None,
-        SKIP=x.doc_q is not None or (gluon.SKIP_WINDOWS and num.left >= 0),
     )  # fmt: skip
 
 
