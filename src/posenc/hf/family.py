@@ -206,9 +206,8 @@ def check_numbers(folder: str) -> str | None:
         warnings.simplefilter("ignore")  # those of the original are its own
         torch.manual_seed(0)
         model, inputs = family.tiny(folder)
-        for (
-            parameter
-        ) in model.parameters():  # those that models begin with make attention next to nothing of the output
+        # the weights that models begin with make attention next to nothing of the output
+        for parameter in model.parameters():
             if parameter.dim() > 1:
                 nn.init.normal_(parameter, std=0.2)
         reason = compare(model.eval(), lambda one: install(one, check=False), inputs)
