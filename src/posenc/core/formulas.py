@@ -304,8 +304,8 @@ def log_coordinate(x: Any, ops: Any = math) -> Any:
         >>> posenc.formulas.log_coordinate(-7 / 8)
         -1.0
     """
-    sign = 1.0 * (x > 0) - 1.0 * (x < 0)  # ONNX has no copysign
-    return sign * ops.log1p(8.0 * abs(x)) / math.log(8.0)
+    size = ops.log1p(8.0 * abs(x)) / math.log(8.0)
+    return (x > 0) * size - (x < 0) * size  # ONNX has no copysign
 
 
 def xpos_decays(size: int, gamma: float) -> tuple[float, ...]:
