@@ -92,3 +92,12 @@ def test_what_no_score_mod_expresses_is_refused():
         posenc.to_flex(q, k, v, plan_of(("add_value",), q, k, v))
     with pytest.raises(posenc.UnsupportedPlan, match="dot_key"):
         posenc.to_flex(q, k, v, plan_of(("dot_key", "scale"), q, k, v))
+
+
+def test_junk_is_named():
+    q, k, v = torch.randn(3, 1, 2, 4, 8).unbind()
+    plan = posenc.create("alibi", heads=2).plan(posenc.Positions(4))
+    with pytest.raises(ValueError, match="v must be a tensor"):
+        posenc.to_flex(q, k, None, plan)
+    with pytest.raises(TypeError, match="plan must be a Plan"):
+        posenc.to_flex(q, k, v, "alibi")

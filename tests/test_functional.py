@@ -427,3 +427,10 @@ def test_a_class_and_a_name_with_options_are_named_as_such():
 def test_a_layer_refuses_a_window_when_it_is_made():
     with pytest.raises(ValueError, match="window=-3 must be 0 or more slots"):
         posenc.Attention(32, 4, window=-3)
+
+
+@pytest.mark.parametrize(("junk", "words"), [({"dropout": torch.zeros(3)}, "dropout"), ({"engine": []}, "engine")])
+def test_options_of_another_type_are_named(junk, words):
+    q = torch.randn(1, 2, 4, 8)
+    with pytest.raises(ValueError, match=words):
+        posenc.attend(q, q, q, **junk)

@@ -19,7 +19,7 @@ from torch import Tensor
 from .core.errors import UnsupportedPlan
 from .core.index import Grid, Index, Sparse
 from .core.mask import Mask, MaskOptions, make_mask
-from .core.plan import Lookup, Plan
+from .core.plan import Lookup, Plan, check_tensors
 from .engines.reference import pair_block, repeat_heads
 from .functional import join_sinks, shift_and_rotate
 
@@ -61,6 +61,9 @@ def to_flex(q: Tensor, k: Tensor, v: Tensor, plan: Plan, **masks: Unpack[MaskOpt
         >>> posenc.to_flex(q, k, v, plan, causal=True).q.shape
         torch.Size([1, 4, 16, 16])
     """
+    check_tensors(q, k, v)
+    if not isinstance(plan, Plan):
+        raise TypeError(f"plan must be a Plan, as encoding.plan(Positions(...)) makes it, got {type(plan).__name__}")
     plan.check(q, k, v)
     mask = make_mask(q, k, **masks)
     if any(lookup.add_value is not None for lookup in plan.lookups):

@@ -13,7 +13,7 @@ from torch import Tensor
 from .core.dropout import draw_once
 from .core.mask import MaskOptions, make_mask
 from .core.options import require_number
-from .core.plan import Plan
+from .core.plan import Plan, check_tensors
 from .core.positions import Positions
 from .core.precision import autocast_is_on, no_autocast
 from .core.rotation import Layout, check_phases, normalise
@@ -65,10 +65,11 @@ def attend(q, k, v, plan=None, *, dropout=0.0, engine="auto", return_lse=False, 
     described = None
     if (plan is None or type(plan) is Plan) and not torch.compiler.is_compiling() and is_standard():
         drops = False
-        if engine == "auto" and dropout and isinstance(q, Tensor) and q.is_cpu and isinstance(dropout, float):
+        if engine == "auto" and isinstance(dropout, float) and dropout and isinstance(q, Tensor) and q.is_cpu:
             drops = 0.0 < dropout < 1.0
             dropout = draw_once(dropout, q.device) if drops else dropout
-        if engine == "auto" and (drops or dropout == 0.0) and not return_lse and isinstance(q, Tensor):
+        is_plain = isinstance(dropout, (int, float)) and (drops or dropout == 0.0)
+        if engine == "auto" and is_plain and not return_lse and isinstance(q, Tensor):
             causal = masks.get("causal", False)
             if len(masks) == ("causal" in masks) or all(masks[name] is None for name in masks if name != "causal"):
                 out = None if plan is None or drops else known_calls.run_step(q, k, v, plan, causal)
@@ -263,7 +264,7 @@ def shift_and_rotate(q: Tensor, k: Tensor, v: Tensor, plan: Plan) -> tuple[Tenso
 
 def _lower(q, k, v, plan, dropout, return_lse, masks, values: bool = True) -> LoweredPlan:
     """Validate `attend`'s arguments and lower them."""
-    _check_tensors(q, k, v)
+    check_tensors(q, k, v)
     plan = _check_plan(plan, q, k)
     plan.check(q, k, v if values else None)
     require_number("dropout", dropout, least=0.0, below=1.0)
@@ -284,34 +285,6 @@ def _check_plan(plan: Plan | None, q: Tensor, k: Tensor) -> Plan:
             )
         raise TypeError(f"plan must be a Plan, as encoding.plan(Positions(...)) makes it, got {kind}")
     return plan
-
-
-def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(x, Tensor) or x.ndim != 4:
-            shape = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
-            raise ValueError(f"{name} must be a tensor [B, heads, L, D], got {shape}")
-        if not x.is_floating_point():
-            raise ValueError(f"{name} must be floating point, got {x.dtype}")
-        if x is q:
-            dtype, device = x.dtype, x.device
-        elif x.dtype != dtype:
-            raise ValueError(f"q is {dtype} and {name} is {x.dtype}; give one dtype")
-        elif x.device != device:
-            raise ValueError(f"q is on {device} and {name} on {x.device}; move them to one device")
-    q_rows, q_heads, _, q_size = q.shape
-    k_rows, k_heads, k_length, k_size = k.shape
-    v_rows, v_heads, v_length, _ = v.shape
-    if q_rows != k_rows or q_rows != v_rows:
-        raise ValueError(f"q, k and v have {q_rows}, {k_rows} and {v_rows} batch rows; give the same number")
-    if q_size != k_size:
-        raise ValueError(f"q has head size {q_size} and k {k_size}; they must be equal")
-    if k_heads != v_heads or k_length != v_length:
-        raise ValueError(f"k and v must have the same heads and length, got {list(k.shape)} and {list(v.shape)}")
-    if k_heads == 0 or q_heads % k_heads:
-        raise ValueError(
-            f"q has {q_heads} heads and k has {k_heads}; the number of query heads must be a multiple of that of key heads"
-        )
 
 
 def _warn_alignment(plan: Plan) -> None:

@@ -336,3 +336,32 @@ def holds_nan(tensor: Tensor) -> bool:
     if torch.is_grad_enabled():
         tensor = tensor.detach()
     return isnan(tensor.sum().item()) and bool(torch.isnan(tensor).any())
+
+
+def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Raise ValueError unless q [B, H, Lq, D], k [B, Hkv, Lk, D] and v [B, Hkv, Lk, Dv] are tensors that attention takes."""
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, Tensor) or x.ndim != 4:
+            shape = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
+            raise ValueError(f"{name} must be a tensor [B, heads, L, D], got {shape}")
+        if not x.is_floating_point():
+            raise ValueError(f"{name} must be floating point, got {x.dtype}")
+        if x is q:
+            dtype, device = x.dtype, x.device
+        elif x.dtype != dtype:
+            raise ValueError(f"q is {dtype} and {name} is {x.dtype}; give one dtype")
+        elif x.device != device:
+            raise ValueError(f"q is on {device} and {name} on {x.device}; move them to one device")
+    q_rows, q_heads, _, q_size = q.shape
+    k_rows, k_heads, k_length, k_size = k.shape
+    v_rows, v_heads, v_length, _ = v.shape
+    if q_rows != k_rows or q_rows != v_rows:
+        raise ValueError(f"q, k and v have {q_rows}, {k_rows} and {v_rows} batch rows; give the same number")
+    if q_size != k_size:
+        raise ValueError(f"q has head size {q_size} and k {k_size}; they must be equal")
+    if k_heads != v_heads or k_length != v_length:
+        raise ValueError(f"k and v must have the same heads and length, got {list(k.shape)} and {list(v.shape)}")
+    if k_heads == 0 or q_heads % k_heads:
+        raise ValueError(
+            f"q has {q_heads} heads and k has {k_heads}; the number of query heads must be a multiple of that of key heads"
+        )

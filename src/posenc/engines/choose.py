@@ -62,7 +62,7 @@ def register_engine(name: str, engine: Engine, *, before: str | None = "blocked"
 def choose_engine(lowered: LoweredPlan, engine: str = "auto") -> Choice:
     """A named engine runs or raises; only "auto" goes on to the next."""
     if engine != "auto":
-        if engine not in ENGINES:
+        if not isinstance(engine, str) or engine not in ENGINES:
             raise ValueError(f"engine={engine!r} is unknown; use 'auto' or one of {', '.join(map(repr, ENGINES))}")
         reason = ENGINES[engine].supports(lowered)
         if reason is not None:

@@ -160,7 +160,9 @@ def test_low_precision_and_far_positions_stay_near_float64():
     (lambda q, k, v: self_extend(q, k, v, rope=posenc.RoPE(head_dim=8), group=3, window=4), "multiple of group"),
     (lambda q, k, v: rerope(q, k, v, rope=posenc.RoPE(head_dim=8), window=4, leak=0.5), "at least 1"),
     (lambda q, k, v: dual_chunk(q, k, v, rope=posenc.RoPE(head_dim=8), chunk_size=4, local=4), "less than"),
-    (lambda q, k, v: rerope(k, q[:, :, :9], v, rope=posenc.RoPE(head_dim=8), window=4), "Lq <= Lk"),
+    (lambda q, k, v: rerope(q, k[:, :, :9], v[:, :, :9], rope=posenc.RoPE(head_dim=8), window=4), "Lq <= Lk"),
+    (lambda q, k, v: self_extend(q, k, v[:, :, :9], rope=posenc.RoPE(head_dim=8), group=2, window=4), "same heads and length"),
+    (lambda q, k, v: dual_chunk(q, k, v[0, 0], rope=posenc.RoPE(head_dim=8), chunk_size=4, local=2), "v must be a tensor"),
     (lambda q, k, v: rerope(q, k, v, window=4, rope=posenc.RoPE(
         head_dim=8, scaling=posenc.scaling.DynamicNTK(original=8))), "depend on the length"),
     (lambda q, k, v: rerope(q, k, v, window=4, log_scale=1, rope=posenc.RoPE(head_dim=8)), "training length"),

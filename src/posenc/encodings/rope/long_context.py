@@ -26,6 +26,7 @@ from torch.utils.checkpoint import checkpoint
 from ...core.mask import check_key_mask
 from ...core.options import require_int
 from ...core.phases import compute_phases, split_frequencies
+from ...core.plan import check_tensors
 from ...core.rotation import apply_rotary
 from .rope import RoPE, digits_on_device
 
@@ -66,7 +67,7 @@ def self_extend(
         require_int(name, size, least=1)
     if window % group:
         raise ValueError(f"window={window} must be a positive multiple of group={group}")
-    rotator = _Rotator(q, k, rope)
+    rotator = _Rotator(q, k, v, rope)
     q = rotator.scaled(q, log_scale)
     far_q = rotator(q, rotator.at_q // group + (window - window // group))
     far_k = rotator(k, rotator.at_k // group)
@@ -93,7 +94,7 @@ def rerope(
     require_int("block", block, least=1)
     if leak is not None and (isinstance(leak, bool) or not isinstance(leak, (int, float)) or not 1 <= leak < math.inf):
         raise ValueError(f"leak={leak!r} must be None (ReRoPE) or a number, at least 1")
-    rotator = _Rotator(q, k, rope)
+    rotator = _Rotator(q, k, v, rope)
     q = rotator.scaled(q, log_scale)
     here = torch.full_like(rotator.at_q, window)
     if leak is None:
@@ -130,7 +131,7 @@ def dual_chunk(
     if isinstance(local, bool) or not isinstance(local, int) or not 0 <= local < chunk_size:
         raise ValueError(f"local={local} must be at least 0 and less than chunk_size={chunk_size}")
     n = chunk_size - local
-    rotator = _Rotator(q, k, rope)
+    rotator = _Rotator(q, k, v, rope)
     q = rotator.scaled(q, log_scale)
     inside = rotator.at_q % n
     keys = rotator(k, rotator.at_k % n)
@@ -158,10 +159,11 @@ def dual_chunk(
 class _Rotator:
     """Rotates to any positions with the frequencies of one RoPE; at_q, at_k: the positions of queries and keys."""
 
-    def __init__(self, q: Tensor, k: Tensor, rope: RoPE):
+    def __init__(self, q: Tensor, k: Tensor, v: Tensor, rope: RoPE):
         if not isinstance(rope, RoPE) or rope.length_dependent:
             raise ValueError("long-context attention needs a RoPE whose frequencies do not depend on the length")
-        if q.dim() != 4 or k.dim() != 4 or q.shape[1] % k.shape[1] or q.shape[2] > k.shape[2]:
+        check_tensors(q, k, v)
+        if q.shape[2] > k.shape[2]:
             raise ValueError(
                 f"q must be [B, H, Lq, D] and k [B, Hkv, Lk, D] with Lq <= Lk, got {list(q.shape)} and {list(k.shape)}"
             )
