@@ -177,7 +177,7 @@ def make_mask(
     config = kwargs.get("config")
     adds_mask = getattr(config, "model_type", None) in ADDS_MASKS
     adds_mask = adds_mask or is_eager_only(_modeling(type(config)), type(config).__name__)
-    if not adds_mask and not _has_interface(type(config)):  # type: ignore[arg-type]
+    if not adds_mask and not _has_interface(_modeling(type(config))):  # type: ignore[arg-type]
         adds_mask = True
         log_once(
             f"{type(config).__name__.removesuffix('Config')} calls no attention interface, and "
@@ -209,11 +209,10 @@ def _modeling(config: type) -> str:
     return config.__module__.replace(".configuration_", ".modeling_")
 
 
-@cache
-def _has_interface(config: type) -> bool:
-    """Whether the models of a configuration can call the interface: others add their masks to their scores."""
-    name = _modeling(config)
-    module = sys.modules.get(name) if name.startswith("transformers.models.") else None
+@torch.compiler.assume_constant_result
+def _has_interface(file: str) -> bool:
+    """Whether the models of a file can call the interface: others add their masks to their scores."""
+    module = sys.modules.get(file) if file.startswith("transformers.models.") else None
     return module is None or hasattr(module, "ALL_ATTENTION_FUNCTIONS")
 
 
