@@ -7,7 +7,7 @@ from tests.parallel import counted
 from tests.parallel.ranks import Ranks
 
 SIZES = dict(batch=counted.BATCH, heads=counted.HEADS, head_dim=counted.SIZE, number=4)
-KINDS = {"ulysses": ("all_to_all", "all_to_all"), "gather": ("all_gather", "reduce_scatter"), "ring": ("ring", "ring")}
+KINDS = {"ulysses": ("all_to_all", "all_to_all"), "gather": ("all_gather", "all_to_all"), "ring": ("ring", "ring")}
 
 
 @pytest.fixture(scope="module")

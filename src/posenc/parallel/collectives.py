@@ -2,7 +2,7 @@
 
 forward                     backward
 all_to_all                  all_to_all the other way
-all_gather                  reduce_scatter
+all_gather                  all_to_all, and each rank adds what arrives: in the order of the ranks, in float32
 (nothing)                   all_reduce of a table's gradient, `sum_gradients`
 exchange (ring)             written out in ring.py
 """
@@ -24,9 +24,8 @@ from ..core.torch_modes import first_derivatives_only
 from .context import ContextParallel, ParallelError
 from .layout import restore_order
 
-# PyTorch 2.13 renamed them
+# PyTorch 2.13 renamed it
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 Collective = Callable[[ContextParallel, Tensor], Tensor]
 _counters: list[Counter] = []
@@ -38,7 +37,7 @@ def count_traffic() -> Iterator[Counter]:
 
         with count_traffic() as sent:
             loss(attend(...)).backward()
-        sent["ring"], sent["all_to_all"], sent["all_gather"], sent["reduce_scatter"], sent["all_reduce"]
+        sent["ring"], sent["all_to_all"], sent["all_gather"], sent["all_reduce"]
 
     Collectives count what a bandwidth-optimal algorithm sends: a rank's part goes to size - 1 others once.
 
@@ -147,17 +146,6 @@ def gather(cp: ContextParallel, x: Tensor, what: str = "gathering keys and value
     return _start(cp, what, call, [out], x, device).wait()[0]
 
 
-def scatter_sum(cp: ContextParallel, x: Tensor) -> Tensor:
-    """[size, ..] of every rank -> [..]: this rank's part of the sum over the ranks, in float32 or better."""
-    if cp.is_alone:
-        return x[0]
-    whole = _wire(cp, x.to(torch.promote_types(x.dtype, torch.float32)))
-    out = whole.new_empty(whole.shape[1:])
-    _count("reduce_scatter", (cp.size - 1) * _bytes(out))
-    call = lambda: _reduce_scatter(out.view(-1), whole.view(-1), group=cp.group, async_op=True)  # noqa: E731
-    return _start(cp, "summing gradients of keys and values", call, [out], whole, x.device).wait()[0].to(x.dtype)
-
-
 def total(cp: ContextParallel, x: Tensor, kind: str = "sum") -> Tensor:
     """The sum (or "max") over the ranks."""
     if cp.is_alone:
@@ -180,7 +168,7 @@ def broadcast(cp: ContextParallel, x: Tensor) -> Tensor:
     return _start(cp, "receiving the seed of rank 0", call, [x], None, device).wait()[0]
 
 
-def swap(cp: ContextParallel, x: Tensor) -> Tensor:
+def swap(cp: ContextParallel, x: Tensor, what: str = "the all-to-all over heads") -> Tensor:
     """[size, ..]: part n goes to rank n; -> [size, ..]: part n is from rank n. Without gradients."""
     if cp.is_alone:
         return x
@@ -188,7 +176,19 @@ def swap(cp: ContextParallel, x: Tensor) -> Tensor:
     out = torch.empty_like(x)
     _count("all_to_all", _bytes(x) // cp.size * (cp.size - 1))
     call = lambda: dist.all_to_all_single(_plain(out).view(-1), _plain(x).view(-1), group=cp.group, async_op=True)  # noqa: E731
-    return _start(cp, "the all-to-all over heads", call, [out], x, device).wait()[0]
+    return _start(cp, what, call, [out], x, device).wait()[0]
+
+
+def scatter_sum(cp: ContextParallel, x: Tensor) -> Tensor:
+    """[size, ..] of every rank -> [..]: this rank's part of the sum over the ranks, in float32 or better.
+
+    Not a reduce_scatter: that sends float32 where gradients are bfloat16; gloo's sends twice as much, and its wait was seen to
+    outlast its time limit when a rank had died.
+    """
+    if cp.is_alone:
+        return x[0]
+    parts = swap(cp, x, "summing gradients of keys and values")
+    return parts.sum(0, dtype=torch.promote_types(x.dtype, torch.float32)).to(x.dtype)
 
 
 def check_alike(cp: ContextParallel, names: Sequence[str], numbers: Sequence[int], device: torch.device) -> None:

@@ -1,6 +1,6 @@
 """Gather: every rank gathers all keys and values and attends from its own queries.
 
-    forward    all_gather of k and v                    backward   reduce_scatter of dk and dv
+    forward    all_gather of k and v                    backward   all_to_all of dk and dv
 
 One message in each direction, and O(L) keys on every rank. Without stripes the keys are in the order of the sequence, and
 `attend` applies causality and windows; with stripes each rank's keys are attended to separately and merged by log-sum-exp.
