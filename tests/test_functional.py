@@ -7,7 +7,7 @@ import torch
 
 import posenc
 from posenc import Lookup, Plan, Positions, Rotation, UnsupportedPlan, index
-from posenc.core.plan import FEW, holds_nan
+from posenc.core.plan_checks import FEW, holds_nan
 from posenc.engines import blocked
 from tests.plans import plan_of, tensors
 

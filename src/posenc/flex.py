@@ -19,7 +19,8 @@ from torch import Tensor
 from .core.errors import UnsupportedPlan
 from .core.index import Grid, Index, Sparse
 from .core.mask import Mask, MaskOptions, make_mask
-from .core.plan import Lookup, Plan, check_tensors
+from .core.plan import Lookup, Plan
+from .core.plan_checks import check_tensors
 from .engines.reference import pair_block, repeat_heads
 from .functional import join_sinks, shift_and_rotate
 

@@ -13,7 +13,8 @@ from torch import Tensor
 from .core.dropout import draw_once
 from .core.mask import MaskOptions, make_mask
 from .core.options import require_number
-from .core.plan import Plan, check_tensors
+from .core.plan import Plan
+from .core.plan_checks import check_tensors
 from .core.positions import Positions
 from .core.precision import autocast_is_on, no_autocast
 from .core.rotation import Layout, check_phases, normalise
@@ -71,7 +72,9 @@ def attend(q, k, v, plan=None, *, dropout=0.0, engine="auto", return_lse=False, 
         is_plain = isinstance(dropout, (int, float)) and (drops or dropout == 0.0)
         if engine == "auto" and is_plain and not return_lse and isinstance(q, Tensor):
             causal = masks.get("causal", False)
-            if len(masks) == ("causal" in masks) or all(masks[name] is None for name in masks if name != "causal"):
+            if causal is not True and causal is not False:
+                out = None  # `make_mask` takes 0 and 1, and refuses what is no truth value
+            elif len(masks) == ("causal" in masks) or all(masks[name] is None for name in masks if name != "causal"):
                 out = None if plan is None or drops else known_calls.run_step(q, k, v, plan, causal)
                 if out is None:
                     out = plain_call.run(q, k, v, plan, causal, None, dropout)

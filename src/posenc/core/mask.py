@@ -20,6 +20,8 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor
 
+from .checks import show_value
+from .plan_checks import check_is_tensor, check_layout
 from .positions import INTEGERS, WHOLE
 from .printing import short_repr
 
@@ -134,6 +136,8 @@ def make_mask(
     if unknown:
         known = f"the masks are {', '.join(MaskOptions.__annotations__)}"
         raise TypeError("; ".join(f"unknown argument {name}: {OTHER_NAMES.get(name, known)}" for name in unknown))
+    if causal is not True and causal is not False:
+        causal = _as_truth("causal", causal)
     if window is None and key_mask is None and documents is None and mask is None:
         return CAUSAL if causal else OPEN
     batch, heads, q_length, _ = q.shape
@@ -152,6 +156,7 @@ def make_mask(
                     f"{name} documents must be ids, an int tensor [B, L], got {_kind(ids)}; "
                     "use torch.tensor(ids), and a tuple for (query ids, key ids)"
                 )
+            check_layout("documents", ids)
             if ids.dtype not in INTEGERS:
                 raise ValueError(f"{name} documents must be int ids [B, L], got {ids.dtype}; use ids.long()")
             if ids.dim() != 2 or ids.shape[0] not in (1, batch) or ids.shape[1] != length:
@@ -165,6 +170,7 @@ def make_mask(
         target = [batch, heads, q_length, k_length]
         if not isinstance(mask, Tensor):
             raise TypeError(f"mask must be a tensor that broadcasts to [B, H, Lq, Lk], got {_kind(mask)}")
+        check_is_tensor("mask", mask)
         if mask.dtype != torch.bool and not mask.is_floating_point():
             raise ValueError(f"mask must be boolean (True: visible) or floating point (added), got {mask.dtype}")
         shape = [1] * (4 - mask.dim()) + list(mask.shape)
@@ -215,6 +221,7 @@ def as_bool_mask(mask: Tensor, name: str) -> Tensor:
     """
     if not isinstance(mask, Tensor):
         raise TypeError(f"{name} must be a bool tensor [B, Lk] (True: a real key), got {_kind(mask)}")
+    check_layout(name, mask)
     if mask.dtype == torch.bool:
         return mask
     if mask.dtype not in INTEGERS:
@@ -231,6 +238,14 @@ def as_bool_mask(mask: Tensor, name: str) -> Tensor:
                 "pass mask= for additive masks"
             )
     return mask != 0
+
+
+def _as_truth(name: str, value: Any) -> bool:
+    """A bool, 0, 1, or a bool of another library."""
+    is_symbol = isinstance(value, torch.SymBool)
+    if not is_symbol and (isinstance(value, (Tensor, float)) or type(value).__hash__ is None or value not in (0, 1)):
+        raise TypeError(f"{name}={show_value(value)} must be True or False")
+    return bool(value)
 
 
 def _kind(value) -> str:

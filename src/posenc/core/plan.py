@@ -17,17 +17,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from math import isnan
 
 import torch
 from torch import Tensor
 
 from .index import Grid, Index
+from .plan_checks import check_heads, check_lookup, check_plan, check_shape, check_term
 from .positions import Positions
 from .precision import no_autocast
 from .printing import short_repr
 from .rotation import Rotation
-from .torch_modes import has_fake_tensors
+
+LOOKUP_TENSORS = ("bias", "dot_query", "states", "dot_key", "add_value", "query_shift")
 
 
 @dataclass(frozen=True)
@@ -51,13 +52,14 @@ class Lookup:
     __repr__ = short_repr
 
     def __post_init__(self):
+        check_lookup(self, (Index, Grid), LOOKUP_TENSORS)
         if self.dot_query is None and (self.states is not None or self.query_shift is not None):
             name = "query_shift" if self.states is None else "states"
             raise ValueError(f"{name} goes with dot_query, which it is multiplied with; give dot_query too")
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """The tensors that are given, by name."""
-        for name in ("bias", "dot_query", "states", "dot_key", "add_value", "query_shift"):
+        for name in LOOKUP_TENSORS:
             tensor = getattr(self, name)
             if tensor is not None:
                 yield name, tensor
@@ -97,6 +99,9 @@ class Plan:
         scale: float | Tensor | None = None, slopes: Tensor | None = None, decay: tuple[Tensor, Tensor] | None = None,
         pair: Callable[[Tensor, Tensor], Tensor] | None = None, pair_axes: bool | None = None, sinks: Tensor | None = None,
     ):  # fmt: skip
+        check_plan(positions, shift, rotate, cosine, append, lookups, scale, slopes, decay, pair, sinks, Lookup)
+        if type(lookups) is list:
+            lookups = tuple(lookups)
         # its own __init__ would set the fields one by one, in twice the time, and every layer makes a plan in each step
         fields = dict(
             positions=positions, shift=shift, rotate=rotate, cosine=cosine, append=append, lookups=lookups, scale=scale,
@@ -206,7 +211,7 @@ class Plan:
         # a tensor may stand for a batch of tensors, and has no values to read.
         readable = not torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active()
         readable = readable and (q.is_cpu or (torch.is_anomaly_enabled() and not q.is_meta))
-        check_tensor = partial(_check_tensor, q, readable)
+        check = partial(check_term, q, readable)
         for number, lookup in enumerate(self.lookups):
             index = lookup.index
             for part in index.parts if isinstance(index, Grid) else (index,):
@@ -221,30 +226,31 @@ class Plan:
                 "states": (batch, heads, q_length, width), "add_value": (heads, index.n, v_size), "query_shift": (heads, width),
             }  # fmt: skip
             for name, tensor in lookup.tensors():
-                check_tensor(name, tensor, shapes[name], number)
+                check(name, tensor, shapes[name], number)
         if self.shift is not None:
-            _check_heads("shift", self.shift, q)
-            _check_shape("shift", self.shift, [(1, heads), size])
+            check("shift", self.shift)
+            check_heads("shift", self.shift, q)
+            check_shape("shift", self.shift, [(1, heads), size])
         if self.append is not None:
-            self._check_append(q, k, check_tensor)
+            self._check_append(q, k, check)
         for name, numbers in (("slopes", self.slopes), ("cosine", self.cosine), ("sinks", self.sinks)):
             if numbers is not None:
-                _check_heads(name, numbers, q)
-                _check_shape(name, numbers, [heads])
-                check_tensor(name, numbers)
+                check(name, numbers)
+                check_heads(name, numbers, q)
+                check_shape(name, numbers, [heads])
         if isinstance(self.scale, Tensor):
+            check("scale", self.scale)
             target, shape = [batch, heads, q_length], list(self.scale.shape)
             if len(shape) > 3 or any(a not in (1, b) for a, b in zip(shape[::-1], target[::-1], strict=False)):
                 raise ValueError(f"scale must broadcast to [B, H, Lq] = {target}, got shape {shape}")
-            check_tensor("scale", self.scale)
         if self.decay is not None:
-            check_tensor("decay[0]", self.decay[0], (batch, heads, q_length))
-            check_tensor("decay[1]", self.decay[1], (batch, heads, k_length))
+            check("decay[0]", self.decay[0], (batch, heads, q_length))
+            check("decay[1]", self.decay[1], (batch, heads, k_length))
 
-    def _check_append(self, q: Tensor, k: Tensor, check_tensor: Callable) -> None:
+    def _check_append(self, q: Tensor, k: Tensor, check: Callable) -> None:
         assert self.append is not None
         for name, more, x in (("append[0]", self.append[0], q), ("append[1]", self.append[1], k)):
-            check_tensor(name, more)
+            check(name, more)
             if more.dim() != 4 or any(a not in (1, b) for a, b in zip(more.shape[:3], x.shape)):
                 raise ValueError(
                     f"{name} must be [B or 1, heads or 1, L, E] for {list(x.shape)}, got {list(more.shape)}"
@@ -277,91 +283,3 @@ def _fold_query_shift(lookup: Lookup, q: Tensor, scale: float | Tensor) -> Looku
     precision = torch.promote_types(torch.promote_types(table.dtype, q.dtype), torch.float32)
     bias = (table.to(precision) @ shift.to(precision)[:, :, None]).squeeze(-1) * scale
     return replace(lookup, bias=bias if lookup.bias is None else lookup.bias + bias, query_shift=None)
-
-
-def _check_tensor(
-    q: Tensor, readable: bool, name: str, tensor: Tensor, shape: tuple[int, ...] | None = None, number: int | None = None
-) -> None:  # fmt: skip
-    """Raise where the shape, device or dtype of a plan's tensor does not fit q, or where it holds NaN.
-
-    readable   values may be read without a synchronisation
-    shape      the first size may also be 1
-    number     of the lookup that has the tensor
-    """
-    fits = shape is None or tensor.shape == shape or tensor.shape == (1, *shape[1:])
-    if fits and tensor.device == q.device and tensor.is_floating_point() and not (readable and holds_nan(tensor)):
-        return
-    of_heads = number is not None and name != "states"
-    name = name if number is None else f"lookups[{number}].{name}"
-    if shape is not None and not fits:
-        if of_heads:
-            _check_heads(name, tensor, q)
-        _check_shape(name, tensor, [(1, shape[0]), *shape[1:]])
-    if tensor.device != q.device:
-        raise ValueError(f"{name} is on {tensor.device} and q on {q.device}; move the encoding: .to(q.device)")
-    if not tensor.is_floating_point():
-        raise ValueError(f"{name} must be floating point, got {tensor.dtype}")
-    raise ValueError(f"{name} holds NaN; find out how it was loaded or trained")
-
-
-def _check_heads(name: str, tensor: Tensor, q: Tensor) -> None:
-    """Raise where a table is for another number of heads: its first size."""
-    heads = q.shape[1]
-    if tensor.dim() and tensor.shape[0] not in (1, heads):
-        swapped = ""
-        if tensor.shape[0] == q.shape[2]:
-            swapped = f" If q {list(q.shape)} is [B, L, H, D], give [B, H, L, D]: q.transpose(1, 2)."
-        raise ValueError(
-            f"the encoding was made for {tensor.shape[0]} heads ({name} is {list(tensor.shape)}), q has {heads}; "
-            f"make it with heads={heads}.{swapped}"
-        )
-
-
-def _check_shape(name: str, tensor: Tensor, shape: list) -> None:
-    allowed = [size if isinstance(size, tuple) else (size,) for size in shape]
-    if tensor.dim() != len(shape) or any(a not in b for a, b in zip(tensor.shape, allowed, strict=True)):
-        wanted = ", ".join(" or ".join(map(str, sorted(set(size)))) for size in allowed)
-        raise ValueError(f"{name} must have shape [{wanted}], got {list(tensor.shape)}")
-
-
-FEW = 1 << 12
-"""Values up to which one elementwise comparison is fastest; larger tensors are summed first."""
-
-
-def holds_nan(tensor: Tensor) -> bool:
-    if has_fake_tensors():
-        return False
-    if tensor.numel() <= FEW:
-        return not tensor.equal(tensor)  # NaN does not equal itself
-    if torch.is_grad_enabled():
-        tensor = tensor.detach()
-    return isnan(tensor.sum().item()) and bool(torch.isnan(tensor).any())
-
-
-def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Raise ValueError unless q [B, H, Lq, D], k [B, Hkv, Lk, D] and v [B, Hkv, Lk, Dv] are tensors that attention takes."""
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(x, Tensor) or x.ndim != 4:
-            shape = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
-            raise ValueError(f"{name} must be a tensor [B, heads, L, D], got {shape}")
-        if not x.is_floating_point():
-            raise ValueError(f"{name} must be floating point, got {x.dtype}")
-        if x is q:
-            dtype, device = x.dtype, x.device
-        elif x.dtype != dtype:
-            raise ValueError(f"q is {dtype} and {name} is {x.dtype}; give one dtype")
-        elif x.device != device:
-            raise ValueError(f"q is on {device} and {name} on {x.device}; move them to one device")
-    q_rows, q_heads, _, q_size = q.shape
-    k_rows, k_heads, k_length, k_size = k.shape
-    v_rows, v_heads, v_length, _ = v.shape
-    if q_rows != k_rows or q_rows != v_rows:
-        raise ValueError(f"q, k and v have {q_rows}, {k_rows} and {v_rows} batch rows; give the same number")
-    if q_size != k_size:
-        raise ValueError(f"q has head size {q_size} and k {k_size}; they must be equal")
-    if k_heads != v_heads or k_length != v_length:
-        raise ValueError(f"k and v must have the same heads and length, got {list(k.shape)} and {list(v.shape)}")
-    if k_heads == 0 or q_heads % k_heads:
-        raise ValueError(
-            f"q has {q_heads} heads and k has {k_heads}; the number of query heads must be a multiple of that of key heads"
-        )

@@ -22,7 +22,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from ..core.dropout import Dropout
 from ..core.index import Index
 from ..core.mask import Mask, MaskOptions, Window, make_mask
-from ..core.plan import Lookup, Plan, holds_nan
+from ..core.plan import Lookup, Plan
+from ..core.plan_checks import holds_nan
 from ..core.tables import add
 from . import dense_bias, rules_cpu, triton
 from .cpu import block_sizes, decode, dense, dense_terms, dropped, joined_masks
@@ -40,6 +41,8 @@ def run(
     CPU."""
     if triton.INTERPRETED or type(q) not in PLAIN or type(k) not in PLAIN or type(v) not in PLAIN:
         return None  # subclasses have ways of their own
+    if q.is_nested or k.is_nested or v.is_nested or not (q.layout is k.layout is v.layout is torch.strided):
+        return None
     if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
         return None
     if q.is_cuda:

@@ -13,7 +13,8 @@ from torch.nn.functional import softplus
 
 from ..core.dropout import as_dropout
 from ..core.mask import Mask
-from ..core.plan import Plan, holds_nan
+from ..core.plan import Plan
+from ..core.plan_checks import holds_nan
 from ..core.positions import Positions
 from ..core.rotation import rotate_by_formula
 from ..core.torch_modes import is_exporting

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from ..core.plan import holds_nan
+from ..core.plan_checks import holds_nan
 from ..core.torch_modes import transform_reason
 from . import blocked, dense_bias
 from .lowering import LoweredPlan

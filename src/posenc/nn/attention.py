@@ -14,6 +14,7 @@ from ..core.formulas import head_size
 from ..core.mask import Window, make_window
 from ..core.options import require_number
 from ..core.plan import Plan
+from ..core.plan_checks import check_states
 from ..core.positions import Positions
 from ..core.rotation import Rotation
 from ..core.torch_modes import call_like
@@ -132,8 +133,14 @@ class Attention(nn.Module):
                            of it, `cache.layer(key)`. A context's keys are cached by the first call. A forward that
                            raises leaves the cache unchanged. `cache.fix_shapes()`: one token, in fixed shapes
         """
-        if x.dim() != 3 or x.shape[2] != self.d_model:
-            raise ValueError(f"x must be [B, L, {self.d_model}], got {list(x.shape)}")
+        if (
+            not isinstance(x, Tensor)
+            or x.layout is not torch.strided
+            or x.is_nested
+            or x.dim() != 3
+            or x.shape[2] != self.d_model
+        ):
+            check_states("x", x, self.d_model)
         if (
             positions is not None and cache is None and memory is None and context is None and segments is None
             and self.context_parallel is None and are_slots(positions, x)
@@ -176,8 +183,8 @@ class Attention(nn.Module):
             if any(one is not None for one in (positions, segments, mask, key_mask, documents)):
                 raise ValueError("a step of fixed shapes takes only x and the cache; give masks with the prompt")
             return run_fixed(self, x, cache)
-        if memory is not None and (memory.dim() != 3 or memory.shape[::2] != x.shape[::2]):
-            raise ValueError(f"memory must be [{x.shape[0]}, M, {self.d_model}], got {list(memory.shape)}")
+        if memory is not None:
+            check_states("memory", memory, self.d_model, x.shape[0])
         slot = None if cache is None else self._slot(cache, x, cross=False)
         sequence = resolve_sequence(
             self.encoding, x, cache=slot, positions=positions, key_mask=key_mask, documents=documents, segments=segments,
@@ -229,8 +236,7 @@ class Attention(nn.Module):
         return Kept(numbers, None if sequence.documents is None else sequence.documents[1], sequence.key_mask)
 
     def _cross(self, x, context, positions, context_positions, mask, key_mask, cache) -> Tensor:
-        if context.dim() != 3 or context.shape[::2] != x.shape[::2]:
-            raise ValueError(f"context must be [{x.shape[0]}, M, {self.d_model}], got {list(context.shape)}")
+        check_states("context", context, self.d_model, x.shape[0])
         if self.encoding.keep(x[:, :0]) is not None:
             raise ValueError(
                 f"{type(self.encoding).__name__} keeps numbers of each token along one sequence, and a context is another; "

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..core.encoding import Encoding
 from ..core.mask import MaskOptions, as_bool_mask, check_key_mask
+from ..core.plan_checks import check_is_tensor
 from ..core.positions import INTEGERS, Positions, Run, Side
 from .cache import LayerCache
 
@@ -215,6 +216,8 @@ def _join_positions(
         steps = torch.arange(1, new + 1, device=device)
         given = last + (steps if last.dim() == 2 else steps[:, None])
     else:
+        if not isinstance(given, Tensor):
+            check_is_tensor(name, given)
         Positions(given)  # validates its type and shape
         if given.dim() == 1:
             given = given[None]

@@ -14,7 +14,8 @@ from ..core.encoding import Encoding
 from ..core.errors import UnsupportedPlan
 from ..core.mask import Mask, MaskOptions, make_mask
 from ..core.options import require_number
-from ..core.plan import Plan, check_tensors
+from ..core.plan import Plan
+from ..core.plan_checks import check_tensors
 from ..core.positions import INTEGERS, Positions
 from ..functional import shift_and_rotate
 from . import plan_tensors

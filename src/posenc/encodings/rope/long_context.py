@@ -26,7 +26,7 @@ from torch.utils.checkpoint import checkpoint
 from ...core.mask import check_key_mask
 from ...core.options import require_int
 from ...core.phases import compute_phases, split_frequencies
-from ...core.plan import check_tensors
+from ...core.plan_checks import check_tensors
 from ...core.rotation import apply_rotary
 from .rope import RoPE, digits_on_device
 

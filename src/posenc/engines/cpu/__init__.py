@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ...core.dropout import draw_once
-from ...core.plan import holds_nan
+from ...core.plan_checks import holds_nan
 from ...core.torch_modes import transform_reason
 from .. import blocked, further_axes
 from ..lowering import LoweredPlan, lower_plan

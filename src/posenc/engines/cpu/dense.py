@@ -12,7 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from ...core.index import Index
 from ...core.memo import STEP, Memo
-from ...core.plan import holds_nan
+from ...core.plan_checks import holds_nan
 from ...core.tables import add
 from ...core.torch_modes import direct_apply, first_derivatives_only
 from .. import rules_cpu

@@ -42,7 +42,7 @@ def key_of(q: Tensor, k_length: int, masks: MaskOptions) -> tuple | None:
     if not tokens:
         return None
     for one in tokens:
-        if type(one) is not Tensor or not one.is_cpu:
+        if type(one) is not Tensor or not one.is_cpu or one.is_nested or one.layout is not torch.strided:
             return None
     if isinstance(window, list):
         window = tuple(window)

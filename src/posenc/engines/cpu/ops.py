@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ...core.plan import holds_nan
+from ...core.plan_checks import holds_nan
 from ...core.torch_modes import pack_tensors, unpack_tensors
 from . import backward as backward_pass
 from . import forward as forward_pass

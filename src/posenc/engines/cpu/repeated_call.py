@@ -22,7 +22,8 @@ from torch.autograd import forward_ad
 from ...core.index import Index
 from ...core.mask import MaskOptions
 from ...core.memo import STEP
-from ...core.plan import Plan, holds_nan
+from ...core.plan import Plan
+from ...core.plan_checks import holds_nan
 from ...core.tables import add
 from ..sdpa import fused_attention, hides_nan
 from . import decode, dense, dense_terms, joined_masks
