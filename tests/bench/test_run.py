@@ -44,6 +44,23 @@ class Broken(peers.Ours):
         raise RuntimeError("has no kernel\nfor this")
 
 
+class Tiring(peers.Ours):
+    """Correct, until memory is used up by what others keep."""
+
+    name = "tiring"
+
+    def make(self, problem):
+        right, calls = super().make(problem), []
+
+        def attention(q, k, v):
+            calls.append(1)
+            if problem.case.length == 64 and len(calls) > 3:
+                raise torch.OutOfMemoryError("tried to allocate 4 GiB")
+            return right(q, k, v)
+
+        return attention
+
+
 class GPU(peers.Ours):
     name = "gpu"
     devices = ("cuda",)
@@ -52,7 +69,7 @@ class GPU(peers.Ours):
 @pytest.fixture
 def small(monkeypatch):
     monkeypatch.setattr(run, "CHECKED", 40)
-    for peer in (Wrong(), WrongTable(), Missing(), Broken(), GPU()):
+    for peer in (Wrong(), WrongTable(), Missing(), Broken(), Tiring(), GPU()):
         monkeypatch.setitem(run.PEERS, peer.name, peer)
 
 
@@ -90,6 +107,17 @@ def test_a_contender_that_would_not_fit_is_skipped(small, monkeypatch):
     assert notes["dense bias", 4096].startswith("would need about 2 GiB, by its")
     assert made == [40, 32]
     assert notes["plain", 4096].startswith("would need about")  # then there is no base for ratios
+
+
+def test_a_contender_that_fails_later_costs_itself_only(small):
+    result = run.run(["t5"], [32, 64], ["posenc", "tiring", "dense bias"], repeats=3)
+    for kind in ("forward", "training"):
+        records = {(r["peer"], r["length"]): r for r in result["records"] if r["pass"] == kind}
+        assert records["tiring", 64]["note"] == "ran out of memory"
+        timed = {key for key, record in records.items() if "seconds" in record}
+        assert timed == {(name, n) for name in ("plain", "posenc", "tiring", "dense bias") for n in (32, 64)} - {
+            ("tiring", 64)
+        }
 
 
 def test_patience_extrapolates_from_the_previous_length(small):

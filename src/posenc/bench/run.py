@@ -280,7 +280,11 @@ def _measure_length(case: Case, contenders, states, kinds, base: str, repeats: i
         if base not in calls:
             continue
         busy, timed = _least_disturbed(calls, rough, repeats, case.device)
-        for name, (taken, against, more) in timed.items():
+        for name, result in timed.items():
+            if isinstance(result, str):
+                records.append(_record(case, name, kind, note=result))
+                continue
+            taken, against, more = result
             took, ratio, spread = compare_with_base(taken, against)
             states[name].last[kind] = case.length, took / case.batch, held[name] // case.batch
             found: dict = {"seconds": took, "ratio": ratio, "spread": spread, "rounds": len(taken), "bytes": held[name]}
@@ -290,10 +294,10 @@ def _measure_length(case: Case, contenders, states, kinds, base: str, repeats: i
     return records
 
 
-def _least_disturbed(calls, rough, repeats: int, device: str) -> tuple[float, dict[str, tuple]]:
+def _least_disturbed(calls, rough, repeats: int, device: str) -> tuple[float, dict[str, tuple | str]]:
     """The least disturbed of up to two attempts, and the share of the cores that other processes used."""
     ceilings = [name for name in calls if PEERS[name].ceiling]
-    best: tuple[float, dict[str, tuple]] = (math.inf, {})
+    best: tuple[float, dict[str, tuple | str]] = (math.inf, {})
     for _ in range(2):
         others, began = OtherProcesses(), time.monotonic()
         timed = _time_contenders(calls, rough, ceilings, repeats, device)
@@ -303,33 +307,44 @@ def _least_disturbed(calls, rough, repeats: int, device: str) -> tuple[float, di
     return best
 
 
-def _time_contenders(calls, rough, ceilings: list[str], repeats: int, device: str) -> dict[str, tuple]:
-    """By contender: its seconds, the first ceiling's in the same rounds, and what else to record.
+def _time_contenders(calls, rough, ceilings: list[str], repeats: int, device: str) -> dict[str, tuple | str]:
+    """By contender: its seconds, the first ceiling's in the same rounds, and what else to record; or why it has none.
 
-    posenc is interleaved with the ceilings only: after a peer that fills gigabytes, the next call of any contender is slow.
-    On a GPU the seconds are those of replayed graphs; "launched" is the median of calls from Python.
+    posenc is interleaved with the ceilings only, and each other peer with the first ceiling alone: after a peer that fills gigabytes, the
+    next call of any contender is slow, and graphs keep their memory. On a GPU the seconds are those of replayed graphs; "launched" is the
+    median of calls from Python.
     """
-    first = {name: call for name, call in calls.items() if name in ceilings or name == "posenc"}
-    second = {name: call for name, call in calls.items() if name == ceilings[0] or name not in first}
-    found: dict[str, tuple] = {}
-    for group in (second, first):  # the ceilings keep their record of the second group
-        if len(group) < 2 and group is second:
-            continue
-        more: dict[str, dict] = {name: {} for name in group}
-        replays = dict(group)
+    base = ceilings[0]
+    first = [name for name in calls if name in ceilings or name == "posenc"]
+    found: dict[str, tuple | str] = {}
+    for group in [
+        *([base, name] for name in calls if name not in first),
+        first,
+    ]:  # the ceilings keep their record of the last one
+        try:
+            found |= _time_group({name: calls[name] for name in group}, rough, base, repeats, device, group is first)
+        except Exception as error:  # such as memory, which a graph needs more of than a call
+            found |= dict.fromkeys(first if group is first else group[1:], failure(error))
         if device != "cpu":
-            pool = torch.cuda.graph_pool_handle()
-            # one pool for all: they are replayed one after another, and their outputs are not used
-            captured = {name: try_capture(call, pool) for name, call in group.items()}
-            replays = {name: captured[name] or call for name, call in group.items()}
-            launched = time_interleaved(group, rough, 5, BUDGET[device], device) if group is first else {}
-            for name in group:
-                more[name]["graph"] = captured[name] is not None
-                if name in launched:
-                    more[name]["launched"] = statistics.median(launched[name])
-        taken = time_interleaved(replays, rough, repeats, BUDGET[device], device)
-        found |= {name: (taken[name], taken[ceilings[0]], more[name]) for name in group}
+            release(device)
     return {name: found[name] for name in calls}
+
+
+def _time_group(calls, rough, base: str, repeats: int, device: str, also_launched: bool) -> dict[str, tuple | str]:
+    more: dict[str, dict] = {name: {} for name in calls}
+    replays = dict(calls)
+    if device != "cpu":
+        pool = torch.cuda.graph_pool_handle()
+        # one pool for all: they are replayed one after another, and their outputs are not used
+        captured = {name: try_capture(call, pool) for name, call in calls.items()}
+        replays = {name: captured[name] or call for name, call in calls.items()}
+        launched = time_interleaved(calls, rough, 5, BUDGET[device], device) if also_launched else {}
+        for name in calls:
+            more[name]["graph"] = captured[name] is not None
+            if name in launched:
+                more[name]["launched"] = statistics.median(launched[name])
+    taken = time_interleaved(replays, rough, repeats, BUDGET[device], device)
+    return {name: (taken[name], taken[base], more[name]) for name in calls}
 
 
 def _record(case: Case, peer: str, kind: str, **more) -> dict:
