@@ -50,15 +50,16 @@ def test_facts_know_the_width_after_the_pre_pass():
     (posenc.Tempered(head_dim=8), 2, 40, "cpu"),
     (posenc.Tempered(head_dim=8, encoding=posenc.T5(heads=2)), 2, 40, "cpu"),
     (posenc.Decomposed(head_dim=8, grid=(14, 14)), 2, 196, "cpu"),
-    (posenc.GridBias(heads=2, window=(7, 7)), 2, 49, "sdpa"),
-    (posenc.GridBias(heads=2, window=(4, 4), class_token=True), 2, 17, "sdpa"),
-    (posenc.ContinuousBias(heads=2, window=(8, 8)), 2, 64, "sdpa"),
-    (posenc.TUPE(d_model=16, heads=2, class_token=True, relative=(32, 128)), 2, 40, "sdpa"),
+    (posenc.GridBias(heads=2, window=(7, 7)), 2, 49, "cpu"),
+    (posenc.GridBias(heads=2, window=(4, 4), class_token=True), 2, 17, "cpu"),
+    (posenc.ContinuousBias(heads=2, window=(8, 8)), 2, 64, "cpu"),
+    (posenc.TUPE(d_model=16, heads=2, class_token=True, relative=(32, 128)), 2, 40, "cpu"),
     (posenc.PoPE(heads=2, head_dim=8), 2, 40, "sdpa"),
 ])  # fmt: skip
 def test_they_run_fused_on_a_cpu(encoding, heads, length, engine):
     q, k, v = torch.randn(3, 2, heads, length, 8).unbind()
     plan = encoding.plan(Positions(length))
-    assert posenc.explain(q, k, v, plan).engine == engine
-    expected = posenc.attend(q.double(), k.double(), v.double(), encoding.plan(Positions(length)), engine="reference")
-    torch.testing.assert_close(posenc.attend(q, k, v, plan).double(), expected, rtol=0, atol=1e-5)
+    for causal in (False, True):
+        assert posenc.explain(q, k, v, plan, causal=causal).engine == engine
+        expected = posenc.attend(q.double(), k.double(), v.double(), plan, causal=causal, engine="reference")
+        torch.testing.assert_close(posenc.attend(q, k, v, plan, causal=causal).double(), expected, rtol=0, atol=1e-5)

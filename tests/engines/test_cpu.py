@@ -291,9 +291,12 @@ def test_positions_that_are_not_contiguous():
     ]
     for positions in cases:
         q, k, v = tensors(40, 40)
-        plan = plans(positions)["bias"]
+        plan = plans(positions)["keys"]
         assert "not contiguous" in explain(q, k, v, plan).reasons["cpu"]
         compare(q, k, v, plan, engine="blocked")
+        plan = plans(positions)["bias"]  # whose pairs are read one by one
+        assert explain(q, k, v, plan).engine == "cpu"
+        compare(q, k, v, plan)
 
 
 def test_starts_of_rows():

@@ -46,7 +46,7 @@ def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> tuple[Tensor, 
     """q and k are rotated already."""
     plan, mask, dropout = lowered.plan, lowered.mask, lowered.dropout
     heads, q_length, k_length = q.shape[0] * q.shape[1], q.shape[2], k.shape[2]
-    block = _block_rows(heads, q_length, k_length, mask.limits)
+    block = block_rows(heads, q_length, k_length, mask.limits)
     rows = [slice(start, min(start + block, q_length)) for start in range(0, max(1, q_length), block)]
     columns = [visible_keys(one, k_length - q_length, k_length, mask.limits) for one in rows]
     if len(rows) == 1:
@@ -89,7 +89,7 @@ def run_blocks(
     return torch.cat(outs, 2), torch.cat(lses, 2)
 
 
-def _block_rows(heads: int, q_length: int, k_length: int, limits: Window) -> int:
+def block_rows(heads: int, q_length: int, k_length: int, limits: Window) -> int:
     """Queries of a block."""
     if k_length == 0:
         return max(1, q_length)

@@ -213,7 +213,7 @@ def _pairs_of(positions: Positions, index: Index | Grid, device: torch.device) -
 
 
 def _key(positions: Positions, index: Index | Grid, device: torch.device) -> tuple:
-    return (device, index, *[_identity(side) for axis in index.axes for side in _sides(positions, axis)])
+    return (device, index, *[identity(side) for axis in index.axes for side in _sides(positions, axis)])
 
 
 def _make_pairs(positions: Positions, index: Index | Grid, device: torch.device) -> Pairs:
@@ -247,10 +247,10 @@ def _table(rows: Tensor, ranks: Tensor, entries: Tensor, n: int) -> Tensor:
     return made
 
 
-def _identity(side: Side):
+def identity(side: Side):
     """Equal for sides with the same positions; tensors by their memory and version."""
     if isinstance(side, Run):
-        return (side.length, _identity(side.start) if isinstance(side.start, Tensor) else side.start)
+        return (side.length, identity(side.start) if isinstance(side.start, Tensor) else side.start)
     return (side.data_ptr(), side._version, side.shape, side.stride(), side.dtype, side.device)
 
 

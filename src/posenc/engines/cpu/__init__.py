@@ -1,8 +1,9 @@
-"""PyTorch's fused CPU attention with positional terms, for contiguous positions: O(L) extra memory where tables allow it.
+"""PyTorch's fused CPU attention with positional terms: for contiguous positions in O(L) extra memory where tables allow it.
 
     __init__.run ─┬─ few queries, no gradient ──▶ decode.py          one fused call with a mask made for it
                   ├─ short texts ───────────────▶ dense.py           one call with one mask (rules_cpu.py: which are short)
                   │                               dropped.py         the same with dropout
+                  ├─ biases by anything else ───▶ pairs.py           any positions and masks, in blocks (pair_blocks.py)
                   ├─ further axes ──────────────▶ ../further_axes.py  more channels, then as below
                   └─ terms.py (one table of each kind) ──▶ ops.py (PyTorch operators)
                         forward    forward.py          fused attention in tiles, merged by log-sum-exp
@@ -25,11 +26,10 @@ from ...core.torch_modes import transform_reason
 from .. import blocked, further_axes
 from ..lowering import LoweredPlan, lower_plan
 from ..sdpa import VECTOR
-from . import block_sizes, decode, dense, ops
+from . import block_sizes, decode, dense, ops, pairs
 from .terms import make_terms, structure_reason
 
 reads_raw_plan = False
-WIDEST = 256  # head size with channels for further axes
 
 
 def supports(lowered: LoweredPlan) -> str | None:
@@ -38,19 +38,19 @@ def supports(lowered: LoweredPlan) -> str | None:
         return f"it is built on PyTorch's fused CPU attention, the tensors are on {facts.device.type}"
     if 0 in (facts.batch, facts.q_length, facts.k_length, facts.head_dim, facts.value_dim):
         return "a tensor is empty"
-    reason = transform_reason() or structure_reason(lowered)
-    if reason is not None or not facts.further_axes:
+    reason = transform_reason()
+    if reason is not None:
         return reason
-    reason = further_axes.supports(facts, lowered.plan, WIDEST)
-    fewest = 4 if facts.reads_distance else 6  # keys a channel: 8 x 8 patches are faster in blocks, 14 x 14 as channels
-    if reason is None and sum(further_axes.count_channels(facts.dtype, lowered.plan)) * fewest > facts.k_length:
-        return "tokens have many different positions on further axes"
-    return reason
+    reason = structure_reason(lowered)
+    return None if reason is None or pairs.takes(lowered) else reason
 
 
 def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> tuple[Tensor, Tensor | None]:
     eager = not torch.compiler.is_compiling()
     facts = lowered.facts
+    if structure_reason(lowered) is not None:
+        is_plain = type(q) in (Tensor, torch.nn.Parameter) and not holds_nan(q)
+        return (pairs if is_plain else blocked).run(q, k, v, lowered)
     if facts.further_axes:
         q, k, v, lowered, finish = further_axes.widen(q, k, v, lowered)
         out, lse = run(q, k, v, lowered)

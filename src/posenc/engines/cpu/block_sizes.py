@@ -41,3 +41,11 @@ LIGHT_PRODUCTS = 1 << 21
 """... if a batch row has no more multiplications than this for its scores."""
 LARGE_MATRIX = 1 << 18
 """Elements from which on one matrix product keeps the cores busy; smaller ones are batched (5 × the speed)."""
+PAIR_SCORES = 1 << 19
+"""Scores of the backward pass that are in memory at once where biases are read pair by pair ..."""
+KEPT_SCORES = 1 << 22
+"""... beyond so many of all texts, whose probabilities are kept for it (16 MiB): a step takes 0.7 to 1.0 of the time."""
+FEWEST_SCORES = 1 << 18
+"""Those are computed together at least so many at a time, where the rows of a batch have so few that calls would cost more than copies."""
+VARIED_SCORES = 1 << 20
+"""Scores of the rows of a batch that share a block although their positions or masks differ."""

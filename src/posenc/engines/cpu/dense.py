@@ -286,7 +286,8 @@ class _AttendWithTable(torch.autograd.Function):
     @first_derivatives_only
     def backward(ctx, grad: Tensor):
         q, k, v, states, table, mask = ctx.saved_tensors
-        rows, keys, values, p = _stack(q, k, v, mask, ctx.scale)
+        rows, keys, values = stack(q, k, v, mask.dtype)
+        p = probabilities(rows, keys, mask, q.shape, ctx.scale)
         d_v, d_s = _stacked_gradients(values, p, grad)
         d_s.mul_(ctx.scale)
         d_q, d_k = torch.bmm(d_s, keys), torch.bmm(d_s.transpose(1, 2), rows)
@@ -333,7 +334,7 @@ def _all_gradients(
 ) -> tuple[Tensor | None, ...]:
     """Of q, k, v and what is added to the scores, by its shape [B or 1, H or 1, ..]; None: not of that."""
     if q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] <= BLOCK:
-        d_q, d_k, d_v, d_s = _gradients(q, k, v, mask, grad, scale)
+        d_q, d_k, d_v, d_s = gradients(q, k, v, mask, grad, scale)
         d_mask = None if shape is None else d_s if d_s.shape == shape else d_s.sum_to_size(shape)
         if q.dtype != d_s.dtype:
             d_q, d_k, d_v = d_q.to(q.dtype), d_k.to(k.dtype), d_v.to(v.dtype)
@@ -342,36 +343,45 @@ def _all_gradients(
     d_mask = None if shape is None else mask.new_zeros(shape)
     for at, own in share_blocks(q.shape[0], q.shape[1], k.shape[1], q.shape[2] * k.shape[2], BLOCK):
         added = mask[select_shared(mask.shape, at)]
-        d_q[at], d_k[own], d_v[own], d_s = _gradients(q[at], k[own], v[own], added, grad[at], scale)
+        d_q[at], d_k[own], d_v[own], d_s = gradients(q[at], k[own], v[own], added, grad[at], scale)
         if shape is not None and d_mask is not None:
             part = d_mask[select_shared(shape, at)]
             part += d_s.sum_to_size(part.shape)
     return d_q, d_k, d_v, d_mask
 
 
-def _gradients(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, grad: Tensor, scale: float) -> tuple[Tensor, ...]:
-    """Of q, k, v and the scores [B, H, Lq, Lk]."""
-    q_rows, keys, values, p = _stack(q, k, v, mask, scale)
+def gradients(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, grad: Tensor, scale: float, *, p: Tensor | None = None,
+    grad_lse: Tensor | None = None,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """Of q, k, v and the scores [B, H, Lq, Lk]. p: the stacked probabilities, if they were kept; then only the mask's dtype counts.
+    grad_lse: of the log-sum-exp [B, H, Lq]."""
+    q_rows, keys, values = stack(q, k, v, mask.dtype)
+    p = probabilities(q_rows, keys, mask, q.shape, scale) if p is None else p
     d_v, d_s = _stacked_gradients(values, p, grad)
+    if grad_lse is not None:
+        d_s.addcmul_(p, grad_lse.reshape(*p.shape[:2], 1))
     d_q, d_k = torch.bmm(d_s, keys).mul_(scale), torch.bmm(d_s.transpose(1, 2), q_rows).mul_(scale)
     return d_q.view(q.shape), d_k.view(k.shape), d_v.view(v.shape), d_s.view(*q.shape[:3], k.shape[2])
 
 
-def _stack(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """q, k and v [B * Hkv, rows, ..] in the mask's dtype, where the queries of all heads that share keys are rows of one matrix, and
-    the probabilities."""
+def stack(q: Tensor, k: Tensor, v: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v [B * Hkv, rows, ..] in a dtype, where the queries of all heads that share keys are rows of one matrix."""
     batch, heads, q_length, size = q.shape
     _, kv_heads, k_length, v_size = v.shape
-    if q.dtype != mask.dtype:
-        q, k, v = q.to(mask.dtype), k.to(mask.dtype), v.to(mask.dtype)
-    mask = mask.expand(batch, heads, q_length, k_length)
+    if q.dtype != dtype:
+        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     if batch == 1 and heads == kv_heads:
-        q, k, v, mask = q[0], k[0], v[0], mask[0]
-    else:
-        stacks, rows = batch * kv_heads, heads // kv_heads * q_length
-        q, k, v = q.reshape(stacks, rows, size), k.reshape(stacks, k_length, size), v.reshape(stacks, k_length, v_size)
-        mask = mask.reshape(stacks, rows, k_length)
-    return q, k, v, torch.baddbmm(mask, q, k.transpose(1, 2), alpha=scale).softmax(-1)
+        return q[0], k[0], v[0]
+    stacks, rows = batch * kv_heads, heads // kv_heads * q_length
+    return q.reshape(stacks, rows, size), k.reshape(stacks, k_length, size), v.reshape(stacks, k_length, v_size)
+
+
+def probabilities(q: Tensor, k: Tensor, mask: Tensor, shape: tuple[int, ...], scale: float) -> Tensor:
+    """Of stacked queries and keys, [B * Hkv, rows, Lk]. shape: of the queries, [B, H, Lq, ..]."""
+    mask = mask.expand(*shape[:3], k.shape[1])
+    mask = mask[0] if shape[:2] == (1, q.shape[0]) else mask.reshape(*q.shape[:2], k.shape[1])
+    return torch.baddbmm(mask, q, k.transpose(1, 2), alpha=scale).softmax(-1)
 
 
 def _stacked_gradients(v: Tensor, p: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:

@@ -15,9 +15,12 @@ import torch
 from torch import Tensor
 
 from ...core.tables import add
+from .. import further_axes
 from ..lowering import LoweredPlan
 from ..rules_cpu import cpu_form
 from .band import BandGeometry
+
+WIDEST = 256  # head size with channels for further axes
 
 
 class Terms(NamedTuple):
@@ -60,7 +63,7 @@ class Terms(NamedTuple):
 
 
 def structure_reason(lowered: LoweredPlan) -> str | None:
-    """Why a table by distance over contiguous positions does not express this plan, or None."""
+    """Why tables by distance over contiguous positions, and channels for further axes, do not express this plan, or None."""
     facts = lowered.facts
     if facts.dropout and (torch.compiler.is_compiling() or cpu_form(facts) != "dense"):
         return "dropout needs the probabilities themselves"
@@ -77,7 +80,13 @@ def structure_reason(lowered: LoweredPlan) -> str | None:
             return "documents and dense masks are not functions of the distance"
     if facts.reads_distance and lowered.offset is None:
         return "the positions are not contiguous"
-    return None
+    if not facts.further_axes:
+        return None
+    reason = further_axes.supports(facts, lowered.plan, WIDEST)
+    fewest = 4 if facts.reads_distance else 6  # keys a channel: 8 x 8 patches are faster in blocks, 14 x 14 as channels
+    if reason is None and sum(further_axes.count_channels(facts.dtype, lowered.plan)) * fewest > facts.k_length:
+        return "tokens have many different positions on further axes"
+    return reason
 
 
 def make_terms(q: Tensor, lowered: LoweredPlan) -> tuple[Terms, BandGeometry]:
