@@ -41,11 +41,14 @@ def tame(plan):
     return mapped(plan, smaller)
 
 
-def check(q, k, v, plan, **options):
+by_triton = partial(attend, engine="triton")
+
+
+def check(q, k, v, plan, run=by_triton, **options):
     """Output and every gradient, within their budgets. Returns the largest error, as a fraction of its budget."""
     g = torch.randn(*q.shape[:3], v.shape[3], device=q.device).to(q.dtype)
     leaves = {"q": q, "k": k, "v": v, **dict(plan.tensors())}
-    out = attend(q, k, v, plan, engine="triton", **options)
+    out = run(q, k, v, plan, **options)
     results = {"out": out, **dict(zip(leaves, torch.autograd.grad(out, list(leaves.values()), g, allow_unused=True)))}
     expected, allowed = budget.expect(q, k, v, plan, g, **options)
     for name, ours in results.items():
@@ -120,6 +123,27 @@ def compile_without_graph_breaks():
         assert (eager - compiled).abs().max() <= 2e-2
         grads = [torch.autograd.grad(out.sum(), (q, k, v)) for out in (eager, compiled)]
         assert all((a - b).abs().max() <= 5e-2 * a.abs().max() for a, b in zip(*grads, strict=True))
+
+
+def short_compiled_texts():
+    """PyTorch's attention with a dense bias; the second text is padded on the left, or has no real key."""
+    real = torch.arange(128, device="cuda") >= torch.tensor([[0], [100]], device="cuda")
+    hidden = real & torch.tensor([[True], [False]], device="cuda")
+    compiled = torch.compile(attend, fullgraph=True, dynamic=False)
+    for length, dtype, options in (
+        (128, torch.bfloat16, {"key_mask": real}), (75, torch.float16, {"key_mask": hidden, "causal": True}), (128, torch.bfloat16, {}),
+    ):  # fmt: skip
+        for slots in (("bias",), ("dot_query", "dot_key"), ("dot_query", "states")):
+            q, k, v = tensors(2, 4, 4, length, 128, 64, dtype)
+            plan = plan_of(slots, q, k, v, Positions((128 - length, length), 128), reach=(60, 70), dtype=dtype)
+            torch._dynamo.reset()
+            if "bias" not in slots:
+                check(q, k, v, plan, compiled, **options)
+                continue
+            with torch.no_grad():  # biases have dense ones without gradients only
+                out = compiled(q, k, v, plan, **options)
+            expected, allowed = budget.expect(q, k, v, plan, **options)
+            budget.assert_within(out, expected["out"], allowed["out"], "out")
 
 
 def a_cuda_graph_replays():
@@ -258,6 +282,7 @@ CASES = {
     "ten runs give the same bits": ten_runs_give_the_same_bits,
     "token positions give the same bits": token_positions_give_the_same_bits,
     "compile without graph breaks": compile_without_graph_breaks,
+    "short compiled texts": short_compiled_texts,
     "a CUDA graph replays": a_cuda_graph_replays,
     "offsets past two billion elements": offsets_past_two_billion_elements,
     **{

@@ -387,6 +387,18 @@ def from_rotation(recorder, only):
             rotate_tensors((q.contiguous(),), phases, phases, layout, inverse=True)
 
 
+def from_counted(recorder, only):
+    """Vectors of positions that count real tokens."""
+    from posenc.core.counted_kernel import add_counted
+
+    recorder.case = "counted"
+    if not wanted(recorder.case, only):
+        return
+    for width, dtype in ((512, torch.bfloat16), (96, torch.float16), (4096, torch.float32), (33, torch.bfloat16)):
+        x, rows = (torch.empty(*shape, width, dtype=dtype, device="meta") for shape in ((2, 300), (512,)))
+        add_counted(x, rows, torch.empty(2, 400, dtype=torch.bool, device="meta"))
+
+
 def from_decode(recorder, only):
     """A few queries over many keys: the benchmark's shapes, slots, masks, head sizes and dtypes."""
     from posenc import Positions, attend
@@ -440,6 +452,7 @@ SOURCES = [
     from_pair,
     from_contextual,
     from_rotation,
+    from_counted,
     from_decode,
 ]
 

@@ -124,6 +124,10 @@ class Encoding(_Recorded):
         """`embed` of consecutive tokens from position `start` on; subclasses may override it with something faster."""
         return self.embed(x, consecutive(start, x.shape[1], start, x.shape[1]))
 
+    def rows_below(self, x: Tensor, most: int) -> Tensor | None:
+        """Vectors [n, d_model] that `embed` adds at the positions 0, 1, 2, .., n >= most, where they lie in memory; else None."""
+        return None
+
     def embed_below(self, x: Tensor, positions: Tensor, most: int) -> Tensor:
         """`embed` at positions [B, L] that are known to be 0 or more and below `most`; subclasses may override it with something
         faster."""

@@ -56,6 +56,13 @@ class Absolute(Encoding):
         _not_negative(positions.q, ids)
         return x + self.encode(ids).to(x.dtype)
 
+    def embed_below(self, x: Tensor, positions: Tensor, most: int) -> Tensor:
+        table = self.rows_below(x, most)
+        if table is None:
+            return super().embed_below(x, positions, most)
+        rows = nn.functional.embedding(positions, table)
+        return x + (rows if rows.dtype == x.dtype else rows.to(x.dtype))
+
 
 _vectors = Memo(most=64, numbers=1 << 22)
 """Sinusoids of runs, for other layers and later steps."""
@@ -116,12 +123,10 @@ class Sinusoidal(Absolute):
         self.prepared()["vectors"] = *kept, x.device, x.dtype
         return x + rows
 
-    def embed_below(self, x: Tensor, positions: Tensor, most: int) -> Tensor:
+    def rows_below(self, x: Tensor, most: int) -> Tensor | None:
         own = type(self)
         is_own = own.embed is Sinusoidal.embed and own.encode is Sinusoidal.encode
-        if most > STEP or not is_own or not may_keep(x.device):
-            return super().embed_below(x, positions, most)
-        return x + self._kept_rows(x, 0, STEP)[positions]
+        return self._kept_rows(x, 0, STEP) if most <= STEP and is_own and may_keep(x.device) else None
 
     def _kept_rows(self, x: Tensor, start: int, length: int) -> Tensor:
         """[length, d_model], on x's device and in its dtype."""
@@ -181,12 +186,11 @@ class Learned(Absolute):
         rows = table.narrow(0, start + self.offset, length)
         return x + (rows if table.dtype == x.dtype else rows.to(x.dtype))
 
-    def embed_below(self, x: Tensor, positions: Tensor, most: int) -> Tensor:
-        own, table = type(self), self.table
-        if most > table.shape[0] - self.offset or own.embed is not Learned.embed or own.encode is not Learned.encode:
-            return super().embed_below(x, positions, most)
-        rows = nn.functional.embedding(positions + self.offset if self.offset else positions, table)
-        return x + (rows if table.dtype == x.dtype else rows.to(x.dtype))
+    def rows_below(self, x: Tensor, most: int) -> Tensor | None:
+        own, table, offset = type(self), self.table, self.offset
+        if most > table.shape[0] - offset or own.embed is not Learned.embed or own.encode is not Learned.encode:
+            return None
+        return table[offset:] if offset else table
 
     def encode(self, positions: Tensor) -> Tensor:
         if not torch.compiler.is_compiling() and positions.numel() and not (positions.is_meta or has_fake_tensors()):

@@ -9,7 +9,7 @@ import torch
 
 from ..core.errors import UnsupportedPlan
 from ..core.torch_modes import is_exporting
-from . import blocked, cpu, reference, sdpa, triton
+from . import blocked, cpu, reference, sdpa, traced_bias, triton
 from .base import Engine
 from .lowering import Facts, LoweredPlan
 
@@ -105,13 +105,13 @@ def order_engines(facts: Facts) -> list[str]:
     on a GPU   plans without terms (none, absolute encodings, rotation) go to PyTorch's attention, which takes cuDNN or
                FlashAttention: 2.1 ms against 2.6 for a step at 4 x 4096 tokens of 16 heads, 94 µs against 101 at 64 x 128;
                tables over a grid go there as a dense bias: 0.25 ms against 2.0 for 4096 windows of 7 x 7, 3.1 against 22.7 for
-               1024 windows of 16 x 16 (forward, one H200)
+               1024 windows of 16 x 16 (forward, one H200); so do short texts that are compiled (traced_bias.py)
     elsewhere  a dense bias is PyTorch's last, after the engine for CPUs; so is dropout, whose numbers PyTorch draws one by one
     """
     names = list(ENGINES)
     on_gpu = facts.device.type == "cuda"
     over_grid = facts.further_axes or (facts.positions == "tokens" and not facts.has_content)
-    if on_gpu and (not facts.has_terms or over_grid):
+    if on_gpu and (not facts.has_terms or over_grid or traced_bias.applies(facts)):
         names.remove("sdpa")
         names.insert(0, "sdpa")
     elif not on_gpu and (facts.has_terms or facts.dropout):

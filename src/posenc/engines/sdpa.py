@@ -12,7 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from ..core.plan_checks import holds_nan
 from ..core.torch_modes import transform_reason
-from . import blocked, dense_bias
+from . import blocked, dense_bias, traced_bias
 from .lowering import LoweredPlan
 
 VECTOR = 16
@@ -27,6 +27,8 @@ def hides_nan(q: Tensor, keys: int) -> bool:
 
 def supports(lowered: LoweredPlan) -> str | None:
     facts = lowered.facts
+    if traced_bias.supports(lowered):
+        return None
     if facts.has_terms:
         reason = dense_bias.supports(lowered)
         if reason is not None:
@@ -70,6 +72,8 @@ def fused_attention(
 def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> tuple[Tensor, Tensor | None]:
     if q.is_cpu and not torch.compiler.is_compiling() and hides_nan(q, k.shape[2]):
         return blocked.run(q, k, v, lowered)
+    if traced_bias.supports(lowered):
+        return traced_bias.run(q, k, v, lowered), None
     scale = lowered.scale
     assert isinstance(scale, float)
     causal = False

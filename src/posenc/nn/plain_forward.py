@@ -22,7 +22,7 @@ from ..core.plan import Plan
 from ..core.positions import consecutive
 from ..functional import attend, attend_plain, prepare_repeated, run_repeated
 from .cache import LayerCache, is_training
-from .sequence import count_tokens
+from .sequence import embed_counted
 
 if TYPE_CHECKING:
     from .attention import Attention
@@ -42,8 +42,7 @@ def forward(layer: Attention, x: Tensor, slot: LayerCache | None, masks: MaskOpt
     marks = {"key_mask": masks["key_mask"].expand(batch, -1)} if slot is not None and "key_mask" in masks else {}
     if encoding.embeds:
         if encoding.absolute and ("key_mask" in masks or "documents" in masks):
-            counted = count_tokens(masks.get("documents"), masks.get("key_mask"), batch)  # type: ignore[arg-type]
-            x = encoding.embed_below(x, counted[:, past:] if past else counted, past + queries)
+            x = embed_counted(encoding, x, masks.get("key_mask"), masks.get("documents"), past)  # type: ignore[arg-type]
         else:
             x = encoding.embed_run(x, past)
     if is_eager and type(x) in PLAIN and x.numel() and not _has_any_global_hook():

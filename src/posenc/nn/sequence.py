@@ -7,8 +7,10 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from ..core.encoding import Encoding
+from ..core.launches import has_triton
 from ..core.mask import MaskOptions, as_bool_mask, check_key_mask
 from ..core.plan_checks import check_is_tensor
 from ..core.positions import INTEGERS, Positions, Run, Side
@@ -261,6 +263,30 @@ def count_tokens(documents: Tensor | None, real: Tensor | None, batch: int) -> T
     first = torch.where(_document_starts(ids), slots, 0).cummax(-1).values
     numbers = upto - (upto - real).gather(-1, first) - 1
     return torch.empty_like(order).scatter(-1, order, numbers.clamp(min=0))
+
+
+def embed_counted(encoding: Encoding, x: Tensor, real: Tensor | None, documents: Tensor | None, past: int) -> Tensor:
+    """The encoding added to x [B, L, n] at the numbers of its real tokens (`count_tokens`); real, documents: over all keys, of which
+    `past` come before x."""
+    batch, length, _ = x.shape
+    if documents is None and real is not None and _is_counted_in_kernel(x):
+        rows = encoding.rows_below(x, past + length)
+        if rows is not None and not (torch.is_grad_enabled() and (x.requires_grad or rows.requires_grad)):
+            from ..core.counted_kernel import add_counted, supports
+
+            if supports(x, rows, real):
+                return add_counted(x, rows, real)
+    counted = count_tokens(documents, real, batch)
+    return encoding.embed_below(x, counted[:, past:] if past else counted, past + length)
+
+
+def _is_counted_in_kernel(x: Tensor) -> bool:
+    """Whether a kernel may count and add: eager code on a GPU, where no mode of PyTorch must meet operators."""
+    if not x.is_cuda or type(x) is not Tensor or torch.compiler.is_compiling() or not has_triton():
+        return False
+    return not (
+        torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+    )  # fmt: skip
 
 
 def document_lengths(documents: Tensor, positions: Tensor) -> Tensor:
