@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from ...core.positions import Positions
 from ...plot.analysis import DRAWN_OPTIONS, LAYER_SIZES, Subject
 
@@ -46,7 +48,11 @@ def kernel(subject: Subject, options: Mapping[str, Any], length: int) -> str:
         subject.encoding.plan(Positions(2))
         plan = "encoding.plan(positions)"
     except ValueError:
-        plan = f"encoding.plan(positions, x=torch.ones(1, {length}, {d_model}))"
+        has_gates = (
+            subject.encoding.keep(torch.ones(1, 1, d_model)) is not None
+        )  # drawn in float64, as analysis.Subject.plan does
+        dtype = ", dtype=torch.float64" if has_gates else ""
+        plan = f"encoding.plan(positions, x=torch.ones(1, {length}, {d_model}{dtype}))"
     rotary = subject.plan(Positions(2)).rotate is not None
     lines.append(f"q = k = torch.ones(1, {heads}, {length}, {head_dim}, dtype=torch.float64)")
     lines.append(f"plan = {plan}")
