@@ -42,11 +42,17 @@ def in_double(plan):
     return replace(plan, lookups=tuple(lookups), slopes=slopes), leaves + ([] if slopes is None else [slopes])
 
 
-@pytest.mark.parametrize("most", [1 << 17, 60], ids=["whole", "blocks"])
+@pytest.fixture(params=[(1 << 15, 1 << 17), (0, 1 << 17), (0, 60)], ids=["few", "whole", "blocks"])
+def form(request, monkeypatch):
+    monkeypatch.setattr(dropped, "FEW", request.param[0])
+    monkeypatch.setattr(dropped, "BLOCK", request.param[1])
+    return "few" if request.param[0] else "function"
+
+
 @pytest.mark.parametrize("plan, masks, kv_heads", dropped_cases())
-def test_dropout_is_that_of_the_reference(plan, masks, kv_heads, most, monkeypatch):
-    """One seed drops the same in every engine, whole or in blocks; the output has the same bits without gradients."""
-    monkeypatch.setattr(dropped, "BLOCK", most)
+def test_dropout_is_that_of_the_reference(form, plan, masks, kv_heads):
+    """One seed drops the same in every engine, by PyTorch's gradients, whole or in blocks; the output has the same bits without
+    gradients."""
     plan, leaves = in_double(plan)
     q, k, v = (x.requires_grad_() for x in tensors(kv_heads=kv_heads, dtype=torch.float64))
     g = torch.randn(q.shape, dtype=torch.float64)
@@ -81,9 +87,7 @@ def test_keys_before_a_window_count_among_the_slots(name, masks):
         torch.testing.assert_close(out, found[-1], rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("most", [1 << 17, 60], ids=["whole", "blocks"])
-def test_gradients_with_dropout(most, monkeypatch):
-    monkeypatch.setattr(dropped, "BLOCK", most)
+def test_gradients_with_dropout(form):
     q, k, v = (x.requires_grad_() for x in tensors(queries=5, keys=5, kv_heads=2, dtype=torch.float64))
     (plan, (table,)), mask = in_double(plans(queries=5, keys=5)["t5"]), torch.randn(1, 4, 5, 5, dtype=torch.float64)
     seeded = Dropout(0.4, torch.tensor([5]))
@@ -94,6 +98,9 @@ def test_gradients_with_dropout(most, monkeypatch):
 
     assert torch.autograd.gradcheck(run, (q, k, v, table, mask.requires_grad_()))
     assert torch.autograd.gradcheck(run, (q, k, v, table, None))
+    if form == "few":
+        assert torch.autograd.gradgradcheck(run, (q, k, v, table, None))
+        return
     out = run(q, k, v, table, None)
     (d_q,) = torch.autograd.grad(out.square().sum(), q, create_graph=True)
     with pytest.raises(RuntimeError, match="first derivatives only"):

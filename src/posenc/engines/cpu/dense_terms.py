@@ -93,6 +93,26 @@ def bias_gradients(grad: Tensor, indices: tuple[Index, ...], facts: tuple, table
     return results
 
 
+def bias_by_pair(
+    tables: tuple[Tensor, ...], indices: tuple[Index, ...], offset: int, q_length: int, k_length: int, left: int | None,
+    right: int | None, precision: torch.dtype,
+) -> Tensor:  # fmt: skip
+    """`make_bias` of a few pairs, with the gradients of PyTorch's operations."""
+    lowest, total = offset - q_length + 1, None
+    for index, table in zip(indices, tables, strict=False):
+        total = add(total, table.index_select(1, _rows_of_pairs(index, lowest, q_length, k_length)).to(precision))
+    if len(tables) > len(indices):
+        each = Index(lowest, lowest + q_length + k_length - 2)
+        distances = negative_distances(each.lo, each.hi, precision)
+        distances = distances[_rows_of_pairs(each, lowest, q_length, k_length)]
+        total = add(total, tables[-1].to(precision)[:, None] * distances)
+    assert total is not None
+    bias = total.view(1, -1, q_length, k_length)
+    if left is not None or right is not None:
+        bias = bias + limits_of(left, right, q_length, k_length, precision)
+    return bias
+
+
 def _sum_diagonals(grad: Tensor) -> Tensor:
     """[H, Lq, Lk] -> [H, Lq + Lk - 1] by distance."""
     heads, q_length, k_length = grad.shape

@@ -6,6 +6,8 @@ PyTorch has no kernel for it on a CPU. Its own formula draws a number for each p
 hash, and keeps three numbers for backward. Here it is one, the probability, negative where it is dropped:
 
     x = ±p      p = |x|      kept = max(x, 0)      the gradient of kept reaches p where x > 0
+
+A few scores keep the three numbers and PyTorch's own gradients: a function written in Python takes longer to call than they do.
 """
 
 from __future__ import annotations
@@ -16,17 +18,20 @@ from torch import Tensor
 from ...core.dropout import Dropout, as_dropout
 from ...core.tables import add
 from ...core.torch_modes import direct_apply, first_derivatives_only
-from .dense_terms import bias_gradients, make_bias
+from .dense_terms import bias_by_pair, bias_gradients, make_bias
 from .head_block import select_shared, share_blocks
 
 BLOCK = 1 << 17
 """Scores of the heads that run together: 512 KiB of float32, which a core's cache holds beside their hashes."""
+FEW = 1 << 15
+"""Scores up to which PyTorch's own gradients take less time."""
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, dropout: float) -> Tensor:
     """[B, H, Lq, Dv], with gradients of q, k, v and the mask [B or 1, H or 1, Lq or 1, Lk], which is added to the scores in float32 or
     better."""
-    return _apply(q, k, v, mask, scale, as_dropout(dropout, q.device), (), ())
+    drawn = as_dropout(dropout, q.device)
+    return _attend_few(q, k, v, mask, scale, drawn) if _are_few(q, k) else _apply(q, k, v, mask, scale, drawn, (), ())
 
 
 def attend_with_bias(
@@ -34,7 +39,28 @@ def attend_with_bias(
     dropout: float,
 ) -> Tensor:  # fmt: skip
     """`attend` with the mask `make_bias(tables, indices, *facts)` + hidden, as one function; hidden needs no gradient."""
-    return _apply(q, k, v, hidden, scale, as_dropout(dropout, q.device), indices, facts, *tables)
+    drawn = as_dropout(dropout, q.device)
+    if _are_few(q, k):
+        return _attend_few(q, k, v, add(hidden, bias_by_pair(tables, indices, *facts)), scale, drawn)
+    return _apply(q, k, v, hidden, scale, drawn, indices, facts, *tables)
+
+
+def _are_few(q: Tensor, k: Tensor) -> bool:
+    batch, heads, q_length, _ = q.shape
+    return batch * heads * q_length * k.shape[2] <= FEW
+
+
+def _attend_few(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, dropout: Dropout) -> Tensor:
+    batch, heads, q_length, _ = q.shape
+    k_length = k.shape[2]
+    precision = torch.float64 if q.dtype == torch.float64 else torch.float32
+    factors = dropout.factors(batch, heads, range(q_length), range(k_length), precision)
+    rows, keys, values = (x.to(precision).reshape(batch * k.shape[1], -1, x.shape[3]) for x in (q, k, v))
+    s = torch.bmm(rows, keys.transpose(1, 2)).view(batch, heads, q_length, k_length)
+    s = s * scale if mask is None else torch.add(mask, s, alpha=scale)
+    kept = (s.softmax(-1) * factors).view(rows.shape[0], -1, k_length)
+    out = torch.bmm(kept, values).view(batch, heads, q_length, -1)
+    return out if out.dtype == q.dtype else out.to(q.dtype)
 
 
 class _Attend(torch.autograd.Function):
