@@ -16,44 +16,38 @@ from pathlib import Path
 
 from tests.gpu import hopper
 
-JOINT = {"add": 4, "queries": 64, "stages": 2, "registers": (240, 24, 24), "lazy": 1}
 VARIANTS: dict[str, dict] = {
     "base": {},
     "late": {"late": 1},
-    "lazy": {"late": 0, "lazy": 1},
-    "late lazy": {"late": 1, "lazy": 1},
-    "joint": JOINT,
-    "joint, 3 slots": {**JOINT, "slots": 3},
-    "joint, 3 stages": {**JOINT, "stages": 3},
 }
 FLAGS = (("", "causal"), ("window", "band"), ("padding", "causal padding"), ("documents", "causal documents"), ("all",))
 MASKED = tuple(
     (4, 2, 1, lq, lk, max(lk - lq, 0), "starts" if lq == 1000 else "plain")
     for lq, lk in ((1, 1), (65, 65), (129, 200), (1000, 1000), (1300, 700), (3000, 3000))
 )
-CHECKED = ("joint", "base", "late", "lazy", "late lazy")
+CHECKED = ("base", "late")
 TERMS = ("t5", "none", "alibi", "both")
 ROWS = (  # batch, heads, heads of keys, length, size, terms and masks, variants; cuDNN without them, and the pair with them
-    (4, 16, 16, 4096, 64, "t5", ("cudnn", "base", "late", "late lazy")),
-    (4, 16, 16, 4096, 64, "t5 causal", ("cudnn", "base", "late", "late lazy")),
-    (4, 16, 16, 4096, 128, "t5", ("cudnn", "base", "lazy", "joint", "joint, 3 slots", "joint, 3 stages")),
-    (4, 16, 16, 4096, 64, "none", ("base", "late", "late lazy")),
-    (1, 16, 16, 16384, 64, "t5 causal", ("cudnn", "base", "late", "late lazy")),
-    (2, 32, 32, 8192, 128, "t5 causal", ("cudnn", "base", "lazy", "joint", "joint, 3 slots", "joint, 3 stages")),
-    (1, 16, 16, 16384, 64, "t5", ("cudnn", "base", "late", "late lazy")),
-    (4, 16, 16, 4096, 64, "alibi", ("cudnn", "base", "lazy")),
+    (4, 16, 16, 4096, 64, "t5", ("cudnn", "base", "late")),
+    (4, 16, 16, 4096, 64, "t5 causal", ("cudnn", "base", "late")),
+    (4, 16, 16, 4096, 128, "t5", ("cudnn", "base")),
+    (4, 16, 16, 4096, 64, "none", ("base", "late")),
+    (1, 16, 16, 16384, 64, "t5 causal", ("cudnn", "base", "late")),
+    (2, 32, 32, 8192, 128, "t5 causal", ("cudnn", "base")),
+    (1, 16, 16, 16384, 64, "t5", ("cudnn", "base", "late")),
+    (4, 16, 16, 4096, 64, "alibi", ("cudnn", "base")),
     (16, 12, 12, 1024, 64, "t5", ("pair", "base")),
     (8, 12, 12, 2048, 64, "t5 causal", ("pair", "base", "late")),
     (32, 12, 12, 512, 64, "t5", ("pair", "base")),
-    (16, 12, 12, 1024, 64, "alibi causal", ("cudnn", "base", "lazy")),
-    (2, 32, 32, 8192, 128, "alibi causal", ("cudnn", "base", "lazy", "joint", "joint, 3 slots")),
-    (8, 16, 16, 1024, 128, "t5 causal", ("cudnn", "base", "joint")),
+    (16, 12, 12, 1024, 64, "alibi causal", ("cudnn", "base")),
+    (2, 32, 32, 8192, 128, "alibi causal", ("cudnn", "base")),
+    (8, 16, 16, 1024, 128, "t5 causal", ("cudnn", "base")),
     (4, 16, 16, 4096, 64, "t5 causal documents", ("pair", "base")),
     (4, 16, 16, 4096, 64, "t5 window", ("pair", "base")),
     (4, 16, 16, 4096, 64, "t5 padding", ("pair", "base", "late")),
     (4, 16, 16, 4096, 64, "t5 documents", ("pair", "base")),
-    (2, 32, 8, 8192, 128, "t5 causal", ("cudnn", "base", "joint")),
-    (4, 16, 16, 4096, 64, "alibi causal", ("cudnn", "base", "lazy")),
+    (2, 32, 8, 8192, 128, "t5 causal", ("cudnn", "base")),
+    (4, 16, 16, 4096, 64, "alibi causal", ("cudnn", "base")),
 )  # fmt: skip
 PEERS = ("cudnn", "pair")
 
@@ -61,7 +55,7 @@ PEERS = ("cudnn", "pair")
 def checks(only):
     groups = []
     for name, size, terms, causal in product(CHECKED, (64, 128), ("t5", "none", "clip"), (False, True)):
-        if (size == 128 and terms != "t5") or (size == 64 and name == "joint"):
+        if size == 128 and terms != "t5":
             continue
         dtype = "float16" if terms == "clip" else "bfloat16"
         shapes = [s for s in hopper.shapes("t5", causal) if s[1] == s[2] or s[6] != "plain"]
@@ -73,7 +67,7 @@ def checks(only):
         groups.append(group)
     for name, size, terms, flags in product(CHECKED, (64, 128), TERMS, FLAGS):  # a group compiles one variant
         large = (("t5", "documents"), ("alibi", ""), ("none", "padding"), ("both", "all"))
-        if (size == 128 and (terms, flags[0]) not in large) or (size == 64 and name == "joint"):
+        if size == 128 and (terms, flags[0]) not in large:
             continue
         group = []
         for masks, (batch, heads, kv_heads, lq, lk, start, layout) in product(flags, MASKED):

@@ -51,7 +51,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from ..triton.structs import UNSPECIALISED
 from .backward_diagonals import sum_diagonals
-from .backward_sums import BUFFERS, ROWS, add_dq, async_add, sum_distances
+from .backward_sums import BUFFERS, ROWS, add_dq, sum_distances
 from .backward_tiles import KEY_CONSUMERS, KEYS, NEAR, OWN, count_turns, far_query_tile, find_keys, find_queries
 from .bands import copy_tiles
 from .kernel import PAD, by_eights, coordinates, load_tiles, make_barriers, masks_of_row, near_tile
@@ -191,14 +191,13 @@ def sum_bias(ds, left, right, band, dist, tile, lo, hi, pitch):
 @gluon.jit
 def take_step(
     k, v, dk, dv, p_a, left, right, turns, step, before, done, scale, slope, m0, n0, offset, is_masked, masks, limits, table, band, spans, smem, bars,
-    add, dq_row, S_L: gl.constexpr, A_L: gl.constexpr, CID: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, LATE: gl.constexpr, LAZY: gl.constexpr, JOINT: gl.constexpr, IS_NEAR: gl.constexpr,
+    S_L: gl.constexpr, A_L: gl.constexpr, CID: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, LATE: gl.constexpr, IS_NEAR: gl.constexpr,
     TABLE: gl.constexpr, SLOPES: gl.constexpr, GRAD: gl.constexpr, SLOPES_GRAD: gl.constexpr, WINDOW: gl.constexpr,
     PADDED: gl.constexpr, DOCS: gl.constexpr,
 ):  # fmt: skip
     """dk and dv with one tile of queries; LATE: with the tile before, in slot `before`, while p and ds of this one are made. The first
     tile of a block (done: how many there were) has none before: the second overwrites what it adds. slope: of |r|, base 2; in far tiles of -r.
-    left, right, turns: sums for the gradients of the bias's ends and of the slope. JOINT: and this consumer's channels of dQ of the step before,
-    whose sums begin at dq_row."""
+    left, right, turns: sums for the gradients of the bias's ends and of the slope."""
     q_smem, do_smem, stats_smem, ds_smem = smem
     full, empty, ds_full, ds_empty = bars
     row, lo, hi, bias_lo, bias_hi, pitch = spans
@@ -225,11 +224,12 @@ def take_step(
         dv = warpgroup_mma(p_a, do_smem.index(before).reshape([BM, D]), dv, use_acc=done > 1, is_async=True)
         ds_before = ds_smem.index((step + SLOTS - 1) % SLOTS * KEY_CONSUMERS + CID)
         dk = warpgroup_mma(ds_before, q_smem.index(before).reshape([BM, D]), dk, use_acc=done > 1, is_async=True)
-    if not LAZY:
+    READ_LATE: gl.constexpr = D == 128  # when they are needed, which takes fewer registers: t5 3.31 ms instead of 3.35, alibi 6.33 instead of 6.44
+    if not READ_LATE:
         lse = stats.slice(0, BM, 1).load(S_L)
     BESIDE: gl.constexpr = 2 if LATE else 0  # products that go on
     s = warpgroup_mma_wait(BESIDE + 1, deps=(s,))
-    if LAZY:
+    if READ_LATE:
         lse = stats.slice(0, BM, 1).load(S_L)
     if IS_NEAR:
         if is_masked:
@@ -241,22 +241,17 @@ def take_step(
     else:
         p = gl.exp2(s * scale - lse)
     p_low = p.to(q_smem.dtype)
-    if not LAZY:
+    if not READ_LATE:
         delta = stats.slice(BM, BM, 1).load(S_L)
     # stands here for ptxas, which would otherwise wait for both products before the exponentials
     mbarrier.wait(ds_empty.index(slot), ((step // SLOTS) & 1) ^ 1)
     dp = warpgroup_mma_wait(BESIDE, deps=(dp,))
-    if LAZY:
+    if READ_LATE:
         delta = stats.slice(BM, BM, 1).load(S_L)
     p_a = gl.convert_layout(p_low, A_L)
     if not LATE:
         dv = warpgroup_mma(p_a, do, dv, is_async=True)
     ds = p * (dp - delta)
-    if JOINT:  # before ds is stored, so that its registers are free afterwards
-        if GRAD and not IS_NEAR:
-            left += gl.sum(by_eights(ds), 1)
-        if SLOPES_GRAD:
-            turns += sum_by_distance(ds, dist, IS_NEAR)
     ds_low = ds.to(q_smem.dtype)
     ds_smem.index(slot * KEY_CONSUMERS + CID).store(ds_low)
     fence_async_shared()
@@ -267,56 +262,20 @@ def take_step(
     if GRAD:
         if IS_NEAR:
             left, right = sum_bias(ds, left, right, band, dist, m0 // BM, bias_lo, bias_hi, pitch)
-        elif not JOINT:
-            left += gl.sum(by_eights(ds), 1)
-    if SLOPES_GRAD and not JOINT:
-        turns += sum_by_distance(ds, dist, IS_NEAR)
-    if JOINT:
-        dq = start_dq(add, ds_smem, ds_full, step, CID, SLOTS)
-        dk, dv, dq = warpgroup_mma_wait(0, deps=(dk, dv, dq))
-        mbarrier.arrive(empty.index(at))
-        finish_dq(dq, add, dq_row, ds_empty, step, CID, SLOTS)
-    else:
-        dk, dv = warpgroup_mma_wait(0, deps=(dk, dv))
-        if LATE:
-            mbarrier.arrive(empty.index(before), pred=done > 0)
         else:
-            mbarrier.arrive(empty.index(at))
+            left += gl.sum(by_eights(ds), 1)
+    if SLOPES_GRAD:
+        turns += sum_by_distance(ds, dist, IS_NEAR)
+    dk, dv = warpgroup_mma_wait(0, deps=(dk, dv))
+    if LATE:
+        mbarrier.arrive(empty.index(before), pred=done > 0)
+    else:
+        mbarrier.arrive(empty.index(at))
     return dk, dv, p_a, left, right, turns
 
 
 @gluon.jit
-def start_dq(add, ds_smem, ds_full, step, CID: gl.constexpr, SLOTS: gl.constexpr):
-    """Begins a consumer's 64 channels of dQ^T of the step before, from all keys of the block."""
-    dq_desc, k_smem, dq_smem, nobody = add
-    BM: gl.constexpr = ds_smem.shape[2]
-    D: gl.constexpr = k_smem.shape[4]
-    before = step + SLOTS - 1
-    mbarrier.wait(ds_full.index(before % SLOTS), ((before // SLOTS) & 1) ^ 1)
-    dq = gl.zeros([OWN, BM], gl.float32, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BM, 16]))
-    for i in gl.static_range(KEY_CONSUMERS):
-        k = k_smem.index(i).reshape([OWN, D]).permute((1, 0)).slice(64 * CID, 64, 0)
-        ds = ds_smem.index(before % SLOTS * KEY_CONSUMERS + i)
-        dq = warpgroup_mma(k, ds, dq, use_acc=i > 0, is_async=True)
-    return dq
-
-
-@gluon.jit
-def finish_dq(dq, add, dq_row, ds_empty, step, CID: gl.constexpr, SLOTS: gl.constexpr):
-    """Adds it to the sums that begin at dq_row, by the copy engine."""
-    dq_desc, k_smem, dq_smem, nobody = add
-    mbarrier.arrive(ds_empty.index((step + SLOTS - 1) % SLOTS), pred=dq_row < nobody)
-    tma.store_wait(0)
-    gl.thread_barrier()
-    dq_smem.index(CID).store(dq)
-    fence_async_shared()
-    async_add(dq_desc, [dq_row + 64 * CID, 0], dq_smem.index(CID))
-
-
-@gluon.jit
-def pass_step(
-    step, smem, bars, add, dq_row, S_L: gl.constexpr, CID: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, JOINT: gl.constexpr,
-):  # fmt: skip
+def pass_step(step, smem, bars, S_L: gl.constexpr, CID: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr):
     """A tile of a consumer whose keys lie behind the last one: ds is zero."""
     q_smem, do_smem, stats_smem, ds_smem = smem
     full, empty, ds_full, ds_empty = bars
@@ -329,19 +288,6 @@ def pass_step(
     gl.thread_barrier()
     mbarrier.arrive(ds_full.index(slot))
     mbarrier.arrive(empty.index(step % STAGES))
-    if JOINT:
-        dq = start_dq(add, ds_smem, ds_full, step, CID, SLOTS)
-        finish_dq(warpgroup_mma_wait(0, deps=(dq,)), add, dq_row, ds_empty, step, CID, SLOTS)
-
-
-@gluon.jit
-def store_alone(x, desc, place, smem):
-    """A consumer's dk or dv to memory, by way of shared memory that is free again afterwards."""
-    smem.reshape([OWN, smem.shape[3]]).store(x.to(smem.dtype))
-    fence_async_shared()
-    tma.async_copy_shared_to_global(desc, place, smem)
-    tma.store_wait(0)
-    gl.thread_barrier()
 
 
 @gluon.jit
@@ -359,8 +305,8 @@ def store_gradients(dk, dv, dk_desc, dv_desc, o_smem, b, bh, kv_heads, n0, scale
 
 @gluon.jit
 def consume(
-    use, smem, mask_rows, bars, sizes, work, limits, spans, scale, add, CID: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, LATE: gl.constexpr,
-    LAZY: gl.constexpr, JOINT: gl.constexpr, TABLE: gl.constexpr, SLOPES: gl.constexpr, GRAD: gl.constexpr, SLOPES_GRAD: gl.constexpr, WINDOW: gl.constexpr,
+    use, smem, mask_rows, bars, sizes, work, limits, spans, scale, CID: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, LATE: gl.constexpr,
+    TABLE: gl.constexpr, SLOPES: gl.constexpr, GRAD: gl.constexpr, SLOPES_GRAD: gl.constexpr, WINDOW: gl.constexpr,
     PADDED: gl.constexpr, DOCS: gl.constexpr,
 ):  # fmt: skip
     dk_desc, dv_desc, table_ptr, slopes_ptr, d_slopes_ptr, band_ptr, ends_ptr, k_smem, v_smem, o_smem = use
@@ -376,7 +322,6 @@ def consume(
     A_L: gl.constexpr = gl.DotOperandLayout(0, O_L, 2)
     kv_heads = heads // group
     blocks = (k_length + KEYS - 1) // KEYS
-    q_tiles = (q_length + BM - 1) // BM
     program = gl.program_id(0)
     band = band_ptr + (program * KEY_CONSUMERS + CID) * ROWS * pitch
     ends = ends_ptr + (program * KEY_CONSUMERS + CID) * 2
@@ -402,7 +347,6 @@ def consume(
         p_a = gl.convert_layout(gl.zeros([OWN, BM], q_smem.dtype, S_L), A_L)
         before = step % STAGES
         done = 0
-        dq_row = add[3]  # of the step before; of a block's first one, whose ds is not its own, rows that nobody reads
         for member in range(group):
             table = table_ptr
             if TABLE:
@@ -411,11 +355,8 @@ def consume(
             slope = 0.0
             if SLOPES:
                 slope = gl.load(slopes_ptr + head % heads) * 1.4426950408889634
-            for t in range(passed):
-                pass_step(step, smem, tile_bars, add, dq_row, S_L, CID, STAGES, SLOTS, JOINT)
-                if JOINT:
-                    tile, _ = find_queries(t, first, right0, right1, left0, left1, block * spread, blocks)
-                    dq_row = (head * q_tiles + tile) * D
+            for _t in range(passed):
+                pass_step(step, smem, tile_bars, S_L, CID, STAGES, SLOTS)
                 step += 1
             for side in gl.static_range(2):  # the far tiles: on the right, then on the left
                 begin, end, tiles = (right0, right1, right_tiles) if side == 0 else (left0, left1, left_tiles)
@@ -425,9 +366,8 @@ def consume(
                     m0 = far_query_tile(t, begin, end, block * spread, blocks) * BM
                     dk, dv, p_a, sums, _, turns = take_step(
                         k, v, dk, dv, p_a, sums, sums, turns, step, before, done, scale, slope if side == 0 else -slope, m0, n0, offset, False, masks, limits, table, band, spans,
-                        smem, tile_bars, add, dq_row, S_L, A_L, CID, STAGES, SLOTS, LATE, LAZY, JOINT, False, TABLE, SLOPES, GRAD, SLOPES_GRAD, WINDOW, PADDED, DOCS,
+                        smem, tile_bars, S_L, A_L, CID, STAGES, SLOTS, LATE, False, TABLE, SLOPES, GRAD, SLOPES_GRAD, WINDOW, PADDED, DOCS,
                     )  # fmt: skip
-                    dq_row = head * (q_tiles * D) + m0 // BM * D
                     before = step % STAGES
                     step += 1
                     done += 1
@@ -448,10 +388,9 @@ def consume(
                 is_masked = (tile < clear0) | (tile >= clear1)
                 dk, dv, p_a, left, right, turns = take_step(
                     k, v, dk, dv, p_a, left, right, turns, step, before, done, scale, slope, tile * BM, n0, offset, is_masked, masks, limits,
-                    table, band, spans, smem, tile_bars, add, dq_row, S_L, A_L, CID, STAGES, SLOTS, LATE, LAZY, JOINT, True, TABLE, SLOPES, GRAD, SLOPES_GRAD, WINDOW,
+                    table, band, spans, smem, tile_bars, S_L, A_L, CID, STAGES, SLOTS, LATE, True, TABLE, SLOPES, GRAD, SLOPES_GRAD, WINDOW,
                     PADDED, DOCS,
                 )  # fmt: skip
-                dq_row = (head * q_tiles + tile) * D
                 before = step % STAGES
                 step += 1
                 done += 1
@@ -464,12 +403,6 @@ def consume(
                 gl.thread_barrier()
                 mbarrier.arrive(band_full.index(0))
 
-        if JOINT:
-            dq = start_dq(add, ds_smem, ds_full, step, CID, SLOTS)
-            finish_dq(warpgroup_mma_wait(0, deps=(dq,)), add, dq_row, ds_empty, step, CID, SLOTS)
-            place = [b, bh % kv_heads, n0, 0]
-            store_alone(dv, dv_desc, place, v_smem.index(CID))
-            store_alone(dk * (scale * 0.6931471805599453), dk_desc, place, v_smem.index(CID))
         mbarrier.arrive(kv_empty.index(0))
         if LATE:
             dv = warpgroup_mma(p_a, do_smem.index(before).reshape([BM, D]), dv, use_acc=done > 1, is_async=True)
@@ -477,8 +410,7 @@ def consume(
             dk = warpgroup_mma(ds, q_smem.index(before).reshape([BM, D]), dk, use_acc=done > 1, is_async=True)
             dk, dv = warpgroup_mma_wait(0, deps=(dk, dv))
             mbarrier.arrive(empty.index(before), pred=done > 0)
-        if not JOINT:
-            store_gradients(dk, dv, dk_desc, dv_desc, o_smem, b, bh, kv_heads, n0, scale, CID)
+        store_gradients(dk, dv, dk_desc, dv_desc, o_smem, b, bh, kv_heads, n0, scale, CID)
     tma.store_wait(0)
 
 
@@ -500,7 +432,7 @@ def backward(
     scale,  # base 2
     q_length, k_length, heads, group, batch, spread, left, right, tiles_row, order_row, row, real_row, doc_q_row, doc_k_row, doc_queries_row,
     lo, hi, bias_lo, bias_hi, pitch,
-    STAGES: gl.constexpr, SLOTS: gl.constexpr, LATE: gl.constexpr, LAZY: gl.constexpr, ADD: gl.constexpr, TABLE: gl.constexpr, SLOPES: gl.constexpr, GRAD: gl.constexpr,
+    STAGES: gl.constexpr, SLOTS: gl.constexpr, LATE: gl.constexpr, ADD: gl.constexpr, TABLE: gl.constexpr, SLOPES: gl.constexpr, GRAD: gl.constexpr,
     SLOPES_GRAD: gl.constexpr, WINDOW: gl.constexpr, PADDED: gl.constexpr, DOCS: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr, ADDER_REGISTERS: gl.constexpr, REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """dk, dv, the sums of dq / scale, and the bias's gradient by block of keys. r = j - i + offset, the offset of a batch row being
@@ -512,24 +444,17 @@ def backward(
     v_smem = gl.allocate_shared_memory(DTYPE, [KEY_CONSUMERS, 1, 1, OWN, D], v_desc.layout)
     q_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, BM, D], q_desc.layout)
     do_smem = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, BM, D], do_desc.layout)
-    JOINT: gl.constexpr = ADD == 4
-    o_smem = v_smem
-    if not JOINT:
-        o_smem = gl.allocate_shared_memory(DTYPE, [2 * KEY_CONSUMERS, 1, 1, OWN, D], dk_desc.layout)
+    o_smem = gl.allocate_shared_memory(DTYPE, [2 * KEY_CONSUMERS, 1, 1, OWN, D], dk_desc.layout)
     stats_smem = gl.allocate_shared_memory(gl.float32, [STAGES, 1, 2 * BM], stats_desc.layout)
     DS_L: gl.constexpr = gl.NVMMASharedLayout(2 * BM, 16, 2)
     ds_smem = gl.allocate_shared_memory(DTYPE, [SLOTS * KEY_CONSUMERS, OWN, BM], DS_L)
     dq_smem = ds_smem
     if ADD == 3:
         dq_smem = gl.allocate_shared_memory(gl.float32, [BUFFERS, D, BM], dq_ptr.layout)
-    if JOINT:
-        dq_smem = gl.allocate_shared_memory(gl.float32, [KEY_CONSUMERS, 64, BM], dq_ptr.layout)
-    kv_full, kv_empty = make_barriers(1, KEY_CONSUMERS if JOINT else KEY_CONSUMERS + 1)
+    kv_full, kv_empty = make_barriers(1, KEY_CONSUMERS + 1)
     band_empty, band_full = make_barriers(1, KEY_CONSUMERS)
     full, empty = make_barriers(STAGES, KEY_CONSUMERS)
     ds_empty, ds_full = make_barriers(SLOTS, KEY_CONSUMERS)  # what consumers fill, one role empties
-    if JOINT:  # and both consumers
-        _, ds_empty = make_barriers(SLOTS, KEY_CONSUMERS)
     fence_async_shared()
 
     load = (k_desc, v_desc, q_desc, do_desc, stats_desc, k_smem, v_smem, q_smem, do_smem, stats_smem)
@@ -541,20 +466,11 @@ def backward(
     work = (tiles_ptr, tiles_row, order_ptr, order_row)
     limits = (q_length, k_length, left, right)
     spans = (row, lo, hi, bias_lo, bias_hi, pitch)
-    add = (dq_ptr, k_smem, dq_smem, batch * heads * ((q_length + BM - 1) // BM) * D)
     # Constants are written in the calls: in a tuple with a name they would become tensors.
-    if JOINT:
-        gl.warp_specialize([
-            (consume, (use, smem, masks, bars, sizes, work, limits, spans, scale, add, 0, STAGES, SLOTS, LATE, LAZY, True, TABLE, SLOPES, GRAD, SLOPES_GRAD, WINDOW, PADDED, DOCS)),
-            (consume, (use, smem, masks, bars, sizes, work, limits, spans, scale, add, 1, STAGES, SLOTS, LATE, LAZY, True, TABLE, SLOPES, GRAD, SLOPES_GRAD, WINDOW, PADDED, DOCS)),
-            (sum_distances, ((parts_ptr, band_ptr, ends_ptr), (band_full, band_empty), sizes, work, spans, GRAD)),
-            (produce, (load, (kv_full, kv_empty, full, empty), sizes, work, sizes, STAGES, 0, 0, 0, 0)),
-        ], [4, 2, 1], [CONSUMER_REGISTERS, REGISTERS, REGISTERS])  # fmt: skip
-    else:
-        gl.warp_specialize([
-            (consume, (use, smem, masks, bars, sizes, work, limits, spans, scale, add, 0, STAGES, SLOTS, LATE, LAZY, False, TABLE, SLOPES, GRAD, SLOPES_GRAD, WINDOW, PADDED, DOCS)),
-            (consume, (use, smem, masks, bars, sizes, work, limits, spans, scale, add, 1, STAGES, SLOTS, LATE, LAZY, False, TABLE, SLOPES, GRAD, SLOPES_GRAD, WINDOW, PADDED, DOCS)),
-            (add_dq, ((dq_ptr, k_smem, ds_smem, dq_smem), (kv_full, kv_empty, ds_full, ds_empty), sizes, work, SLOTS, ADD)),
-            (sum_distances, ((parts_ptr, band_ptr, ends_ptr), (band_full, band_empty), sizes, work, spans, GRAD)),
-            (produce, (load, (kv_full, kv_empty, full, empty), sizes, work, sizes, STAGES, 0, 0, 0, 0)),
-        ], [4, 4, 2, 1], [CONSUMER_REGISTERS, ADDER_REGISTERS, REGISTERS, REGISTERS])  # fmt: skip
+    gl.warp_specialize([
+        (consume, (use, smem, masks, bars, sizes, work, limits, spans, scale, 0, STAGES, SLOTS, LATE, TABLE, SLOPES, GRAD, SLOPES_GRAD, WINDOW, PADDED, DOCS)),
+        (consume, (use, smem, masks, bars, sizes, work, limits, spans, scale, 1, STAGES, SLOTS, LATE, TABLE, SLOPES, GRAD, SLOPES_GRAD, WINDOW, PADDED, DOCS)),
+        (add_dq, ((dq_ptr, k_smem, ds_smem, dq_smem), (kv_full, kv_empty, ds_full, ds_empty), sizes, work, SLOTS, ADD)),
+        (sum_distances, ((parts_ptr, band_ptr, ends_ptr), (band_full, band_empty), sizes, work, spans, GRAD)),
+        (produce, (load, (kv_full, kv_empty, full, empty), sizes, work, sizes, STAGES, 0, 0, 0, 0)),
+    ], [4, 4, 2, 1], [CONSUMER_REGISTERS, ADDER_REGISTERS, REGISTERS, REGISTERS])  # fmt: skip

@@ -30,9 +30,8 @@ class Schedule(NamedTuple):
     slots: int = 2  # tiles of ds that wait for the adder
     queries: int = 64  # of a tile
     registers: tuple[int, int, int] = (208, 64, 32)  # of a consumer, the adder and the rest: 512 threads share 65,536
-    add: int = 2  # dq is added by the threads; 3: by the copy engine; 4: by the consumers, 64 channels each, and the copy engine
+    add: int = 2  # dq is added by the threads; 3: by the copy engine
     late: int = 0  # 1: dv and dk of a tile run beside the next one's softmax
-    lazy: int = 0  # 1: lse and delta are read when they are needed, which takes fewer registers
     spread: int = 1  # 0: blocks of keys all begin at their first tile of queries
     copied: int = 2  # tiles of content terms by the copy engine; 1: of wide spans alone; 0: none
 
@@ -98,7 +97,7 @@ def run_backward(
     keys = KEYS.value
     q_tiles, blocks = -(-q_length // s.queries), -(-k_length // keys)
     stats = lse.new_empty(3 * batch * heads * q_tiles, 2 * s.queries)
-    sums = lse.new_empty(batch * heads * q_tiles + (s.add == 4), s.queries * size)
+    sums = lse.new_empty(batch, heads, q_tiles, s.queries * size)
     batch_rows = 1 if x.key_mask is None and x.doc_q is None and x.starts is None else batch
     tiles = lse.new_empty(batch_rows, blocks, NUMBERS.value, dtype=torch.int32)
     bias_row, width, table = 0, 0, None
@@ -137,24 +136,24 @@ def run_backward(
         backward, programs, _describe(k, OWN.value), _describe(v, OWN.value), _describe(q, s.queries),
         _describe(do, s.queries), _describe(dk, OWN.value), _describe(dv, OWN.value),
         TensorDescriptor(stats, list(stats.shape), [2 * s.queries, 1], [1, 2 * s.queries], layout),
-        sums if s.add == 2 else _describe_sums(sums, size if s.add == 3 else 64, s.queries), tiles, order, lse if table is None else table,
+        _describe_sums(sums, size, s.queries) if s.add == 3 else sums, tiles, order, lse if table is None else table,
         lse if x.slopes is None else x.slopes, *masks, band, ends, parts, d_slopes,
         scale * LOG2E, q_length, k_length, heads, heads // kv_heads, batch, s.spread,
         NO_LIMIT if left is None else left, NO_LIMIT if right is None else right, 0 if batch_rows == 1 else blocks * NUMBERS.value, order_row, width,
         *mask_rows, num.lo, num.hi, num.bias_lo, num.bias_hi, pitch,
-        STAGES=s.stages, SLOTS=s.slots, LATE=s.late, LAZY=s.lazy, ADD=s.add, TABLE=table is not None, SLOPES=x.slopes is not None, GRAD=wants_bias,
+        STAGES=s.stages, SLOTS=s.slots, LATE=s.late, ADD=s.add, TABLE=table is not None, SLOPES=x.slopes is not None, GRAD=wants_bias,
         SLOPES_GRAD=wants_slopes, WINDOW=left is not None,
         PADDED=x.key_mask is not None, DOCS=x.doc_q is not None,
         CONSUMER_REGISTERS=s.registers[0], ADDER_REGISTERS=s.registers[1], REGISTERS=s.registers[2], num_warps=4,
     )  # fmt: skip
     launch(
-        finish, batch * heads * q_tiles, sums, view(dq), heads, q_length, scale, size, s.queries, s.add > 2, num_warps=4
+        finish, batch * heads * q_tiles, sums, view(dq), heads, q_length, scale, size, s.queries, s.add == 3, num_warps=4
     )  # fmt: skip
     return parts if wants_bias else None, d_slopes if wants_slopes else None
 
 
-def _describe_sums(x: Tensor, channels: int, queries: int) -> TensorDescriptor:
+def _describe_sums(x: Tensor, size: int, queries: int) -> TensorDescriptor:
     """dq's sums in blocks of a tile, [channels, queries]."""
-    block = [channels, queries]
+    block = [size, queries]
     rows = x.numel() // queries
     return TensorDescriptor(x, [rows, queries], [queries, 1], block, gl.NVMMASharedLayout(128, 32, 2))
