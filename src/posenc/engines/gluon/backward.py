@@ -224,7 +224,9 @@ def take_step(
         dv = warpgroup_mma(p_a, do_smem.index(before).reshape([BM, D]), dv, use_acc=done > 1, is_async=True)
         ds_before = ds_smem.index((step + SLOTS - 1) % SLOTS * KEY_CONSUMERS + CID)
         dk = warpgroup_mma(ds_before, q_smem.index(before).reshape([BM, D]), dk, use_acc=done > 1, is_async=True)
-    READ_LATE: gl.constexpr = D == 128  # when they are needed, which takes fewer registers: t5 3.31 ms instead of 3.35, alibi 6.33 instead of 6.44
+    READ_LATE: gl.constexpr = (
+        D == 128
+    )  # when they are needed, which takes fewer registers: t5 3.31 ms instead of 3.35, alibi 6.33 instead of 6.44
     if not READ_LATE:
         lse = stats.slice(0, BM, 1).load(S_L)
     BESIDE: gl.constexpr = 2 if LATE else 0  # products that go on
