@@ -8,6 +8,7 @@ import torch
 import posenc
 from posenc import KVCache, LatentAttention
 from tests import oracle
+from tests.encodings import every
 
 YARN = {
     "rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 4,
@@ -122,3 +123,66 @@ def test_sinks_and_slopes_go_with_it_and_content_does_not():
         small()(torch.zeros(2, 3, 7))
     with pytest.raises(TypeError, match="cache must be"):
         small()(inputs(3), cache=[])
+
+
+WIDTHS = {
+    "rope": {"head_dim": 4},
+    "mrope": {"head_dim": 4},
+    "axial": {"head_dim": 4},
+    "xpos": {"head_dim": 4},
+    "many_axes": {"head_dim": 4},
+}
+REFUSED = (
+    "shaw",
+    "transformer_xl",
+    "xlnet",
+    "deberta",
+    "relative_logits",
+    "continuous_bias",
+    "decomposed",
+    "tupe",
+    "mixed_rope",
+    "pope",
+)
+
+
+@pytest.mark.parametrize("name", [name for name in every.NAMES if name not in REFUSED])
+def test_every_encoding_that_fits_decodes_as_it_prefills(name):
+    layer = small(encoding=every.make(name, 32, 4, **WIDTHS.get(name, {}))).eval()
+    x, cache = inputs(12), KVCache()
+    for parameter in layer.encoding.parameters():
+        parameter.grad = None
+    whole = layer(x)
+    whole.square().sum().backward()
+    assert all(parameter.grad is not None for parameter in layer.parameters())
+    with torch.no_grad():
+        steps = torch.cat([layer(x[:, at : at + 3], cache=cache) for at in range(0, 12, 3)], 1)
+    close(steps, whole)
+    reference = copy.deepcopy(layer)
+    reference.engine = "reference"
+    close(reference(x), whole)
+    if name not in ("none", "sinks", "tempered"):  # these have no positions of their own
+        without = copy.deepcopy(layer)
+        without.encoding = posenc.NoPosition()
+        assert (without(x) - whole).abs().max() > 1e-6
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_an_encoding_that_does_not_fit_is_refused(name):
+    with pytest.raises(posenc.OptionError, match="latent attention"):
+        small(encoding=every.make(name, 32, 4))(inputs(4))
+
+
+def test_a_rotation_wider_than_the_rotated_part_is_refused():
+    with pytest.raises(posenc.OptionError, match="rotates 12 channels, and rope_dim is 4"):
+        small(encoding=posenc.RoPE(head_dim=12))(inputs(4))
+    with pytest.raises(posenc.OptionError, match="rotates values"):
+        small(encoding=posenc.RoPE(head_dim=4, values=True))(inputs(4))
+
+
+def test_forgetting_gates_follow_padding_and_documents():
+    layer, x = small(encoding=posenc.FoX(d_model=32, heads=4)).eval(), inputs(8)
+    real = torch.arange(8)[None] >= torch.tensor([[0], [3]])
+    close(layer(x, key_mask=real)[1:, 3:], layer(x[1:, 3:]))
+    documents = torch.tensor([[0] * 5 + [1] * 3]).expand(2, -1)
+    close(layer(x, documents=documents), torch.cat((layer(x[:, :5]), layer(x[:, 5:])), 1))
