@@ -79,6 +79,27 @@ def test_every_layer_is_the_models_own(name):
     assert kinds == ({True} if name == "ministral3" else {True, False})
 
 
+@pytest.mark.parametrize("name", ["Ministral3", "Mistral4"])
+def test_the_configuration_as_transformers_makes_it(name):
+    """Its rotation's keys have the model's length among them."""
+    import importlib
+
+    import transformers
+
+    config = getattr(transformers, f"{name}Config")()
+    m = importlib.import_module(f"transformers.models.{name.lower()}.modeling_{name.lower()}")
+    first, *others = posenc.rope.by_layer(config)
+    assert all(other is first for other in others)
+    at, keys = torch.arange(0, 40000, 400)[None], config.rope_parameters
+    scale = m.get_llama_4_attn_scale(at, keys["llama_4_scaling_beta"], keys["original_max_position_embeddings"])
+    plan = first.plan(Positions(at))
+    torch.testing.assert_close(plan.scale.flatten() * first.head_dim**0.5, scale.flatten())
+    for ours, theirs in zip(plan.rotate.q, getattr(m, f"{name}RotaryEmbedding")(config)(torch.zeros(1), at)):
+        torch.testing.assert_close(
+            ours, theirs[..., : ours.shape[-1]], rtol=0, atol=5e-3
+        )  # theirs are float32 products
+
+
 def test_layers_that_rotate_alike_share_one_encoding():
     _, config, _ = layers_of("cohere2")
     first, second, third, last = posenc.rope.by_layer(config)

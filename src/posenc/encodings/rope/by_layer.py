@@ -60,11 +60,15 @@ def _rotated(config: Any, types: list, layers: int) -> list[bool]:
     return [True] * layers
 
 
+NOT_OF_THE_ROTATION = ("llama_4_scaling_beta", "max_position_embeddings")
+"""What Ministral 3 and Mistral 4 have among the rotation's keys, as transformers' configurations say; it reads the model's own length."""
+
+
 def _rotary(config: Any, layer_type: str | None, parameters: Mapping) -> Encoding:
     beta = parameters.get("llama_4_scaling_beta")
     if beta is None:
         return RoPE.from_config(config, layer_type=layer_type)
-    others = {key: value for key, value in parameters.items() if key != "llama_4_scaling_beta"}
+    others = {key: value for key, value in parameters.items() if key not in NOT_OF_THE_ROTATION}
     rope = RoPE.from_config({**config.to_dict(), "rope_parameters": others})
     floor = parameters["original_max_position_embeddings"]
     return Tempered(head_dim=rope.head_dim, encoding=rope, alpha=beta, floor=float(floor), form="ministral3")
