@@ -59,6 +59,54 @@ def test_the_layer_is_deepseeks(rank, rope):
         oracle.check_layer(ours, lambda layer, x: layer(x), x, expected, terms=32)
 
 
+LATENT_MODELS = {
+    "axk1": "AXK1", "deepseek_v2": "DeepseekV2", "glm4_moe_lite": "Glm4MoeLite", "kimi_linear": "KimiLinear", "minicpm3": "MiniCPM3",
+    "mistral4": "Mistral4",
+}  # fmt: skip
+
+
+def configuration(name):
+    import transformers
+
+    config = getattr(transformers, f"{name}Config")()
+    config.hidden_size, config.num_attention_heads, config.num_key_value_heads = 32, 4, 4
+    config.kv_lora_rank, config.q_lora_rank, config.v_head_dim = 16, 12, 6
+    config.qk_nope_head_dim, config.qk_rope_head_dim = 8, 4
+    for size, value in (("qk_head_dim", 12), ("head_dim", 8 if name == "Mistral4" else 4)):
+        if hasattr(config, size):
+            setattr(config, size, value)
+    if name == "Mistral4":
+        config.rope_parameters["original_max_position_embeddings"] = 3  # temperatures from the third token on
+    config._attn_implementation = "eager"
+    return config
+
+
+@pytest.mark.parametrize("name", LATENT_MODELS)
+def test_the_layer_is_that_of_the_models_after_deepseek(name):
+    import importlib
+    import inspect
+
+    spelled = LATENT_MODELS[name]
+    m, config = importlib.import_module(f"transformers.models.{name}.modeling_{name}"), configuration(spelled)
+    original = getattr(m, f"{spelled}Attention")(config, 0).double().eval()
+    for parameter_name, parameter in original.named_parameters():
+        torch.nn.init.normal_(parameter, mean=1.0 if "norm" in parameter_name else 0.0, std=0.3)
+    ours = LatentAttention.from_config(config).double().eval()
+    ours.load_state_dict(original.state_dict())
+    x, at = inputs(9), torch.arange(9)[None]
+    mask = torch.zeros(1, 1, 9, 9).double().masked_fill(torch.ones(9, 9, dtype=torch.bool).triu(1), -1e30)
+    given = {"position_ids": at} if "position_ids" in inspect.signature(original.forward).parameters else {}
+    if name != "kimi_linear":
+        given["position_embeddings"] = getattr(m, f"{spelled}RotaryEmbedding")(config)(x.float(), at)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(x), original(x, attention_mask=mask, **given)[0], rtol=0, atol=1e-5)
+
+
+def test_a_model_with_factors_of_its_latents_is_refused():
+    with pytest.raises(posenc.OptionError, match="longcat_flash multiplies its queries and latents"):
+        LatentAttention.from_config(configuration("LongcatFlash"))
+
+
 @pytest.mark.parametrize("absorb", [None, True, False])
 @pytest.mark.parametrize("length_dependent", [False, True])
 def test_token_by_token_is_prefill(absorb, length_dependent):

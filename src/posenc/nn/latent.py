@@ -14,6 +14,8 @@ from ..core.options import WIDEST, require_bool, require_int
 from ..core.plan import Plan
 from ..core.rotation import Rotation
 from ..core.torch_modes import call_like
+from ..encodings.none import NoPosition
+from ..encodings.rope.by_layer import rotation_alone, with_temperature
 from ..encodings.rope.rope import RoPE
 from ..encodings.rope.scaling import YaRN
 from ..functional import attend
@@ -84,17 +86,22 @@ class LatentAttention(nn.Module):
 
     @classmethod
     def from_config(cls, config: Any, **more: Any) -> LatentAttention:
-        """The layer of a DeepSeek V2 or V3 configuration of transformers (or of a model with the same fields)."""
+        """The layer of a DeepSeek V2 or V3 configuration of transformers (or of a model with the same fields).
+
+        Raises OptionError for a model whose latents have factors of their own (LongCat-Flash).
+        """
+        kind = getattr(config, "model_type", "")
+        if kind.startswith("longcat"):
+            raise OptionError(
+                f"{kind} multiplies its queries and latents by the square root of d_model over their rank, which this layer "
+                "does not; multiply the weights of both layer norms by it, and make the layer with LatentAttention(...)"
+            )
         sizes = dict(nope_dim=config.qk_nope_head_dim, rope_dim=config.qk_rope_head_dim, v_dim=config.v_head_dim)
-        encoding = RoPE.from_config(config)
-        if isinstance(encoding.scaling, YaRN) and encoding.scaling.mscale_all_dim:
-            # in transformers these layers multiply the scores themselves, and so does YaRN here with scale_scores
-            scaling = replace(encoding.scaling, scale_scores=True)
-            same = {name: getattr(encoding, name) for name in ("head_dim", "rotary_dim", "base", "layout")}
-            encoding = RoPE(**same, scaling=scaling)
+        if "encoding" not in more:
+            more["encoding"] = NoPosition() if kind in UNROTATED else _rotary(config)
         return cls(
             config.hidden_size, config.num_attention_heads, kv_rank=config.kv_lora_rank, q_rank=config.q_lora_rank,
-            bias=config.attention_bias, **{**sizes, "encoding": encoding, **more},
+            bias=config.attention_bias, **{**sizes, **more},
         )  # fmt: skip
 
     def forward(
@@ -200,3 +207,20 @@ class LatentAttention(nn.Module):
                 f"{name} rotates {max(widths)} channels, and rope_dim is {self.rope_dim}; give it rotary_dim or head_dim="
                 f"{self.rope_dim}"
             )
+
+
+UNROTATED = ("kimi_linear",)
+"""Models of transformers whose latent attention has no positions: the layers between have them."""
+
+
+def _rotary(config: Any) -> Encoding:
+    is_tempered = (config.rope_parameters or {}).get("llama_4_scaling_beta") is not None
+    rope = rotation_alone(config) if is_tempered else RoPE.from_config(config)
+    if isinstance(rope.scaling, YaRN) and rope.scaling.mscale_all_dim:
+        # in transformers these layers multiply the scores themselves, and so does YaRN here with scale_scores
+        scaling = replace(rope.scaling, scale_scores=True)
+        same = {name: getattr(rope, name) for name in ("head_dim", "rotary_dim", "base", "layout")}
+        rope = RoPE(**same, scaling=scaling)
+    if not is_tempered:
+        return rope
+    return with_temperature(config, rope, config.qk_nope_head_dim + config.qk_rope_head_dim)

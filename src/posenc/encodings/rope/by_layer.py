@@ -65,13 +65,24 @@ NOT_OF_THE_ROTATION = ("llama_4_scaling_beta", "max_position_embeddings")
 
 
 def _rotary(config: Any, layer_type: str | None, parameters: Mapping) -> Encoding:
-    beta = parameters.get("llama_4_scaling_beta")
-    if beta is None:
+    if parameters.get("llama_4_scaling_beta") is None:
         return RoPE.from_config(config, layer_type=layer_type)
-    others = {key: value for key, value in parameters.items() if key not in NOT_OF_THE_ROTATION}
-    rope = RoPE.from_config({**config.to_dict(), "rope_parameters": others})
-    floor = parameters["original_max_position_embeddings"]
-    return Tempered(head_dim=rope.head_dim, encoding=rope, alpha=beta, floor=float(floor), form="ministral3")
+    rope = rotation_alone(config)
+    return with_temperature(config, rope, rope.head_dim)
+
+
+def rotation_alone(config: Any) -> RoPE:
+    """The rotation of a configuration whose queries have temperatures besides."""
+    others = {key: value for key, value in config.rope_parameters.items() if key not in NOT_OF_THE_ROTATION}
+    return RoPE.from_config({**config.to_dict(), "rope_parameters": others})
+
+
+def with_temperature(config: Any, rope: RoPE, head_dim: int) -> Tempered:
+    parameters = config.rope_parameters
+    floor = float(parameters["original_max_position_embeddings"])
+    return Tempered(
+        head_dim=head_dim, encoding=rope, alpha=parameters["llama_4_scaling_beta"], floor=floor, form="ministral3"
+    )
 
 
 def _plain(config: Any) -> Encoding:
