@@ -100,6 +100,34 @@ def test_the_configuration_as_transformers_makes_it(name):
         )  # theirs are float32 products
 
 
+@pytest.mark.parametrize(
+    ("name", "more", "rotated"),
+    [
+        ("Afmoe", {}, [1, 1, 1, 0]),
+        ("Flint", {}, [0, 0, 1, 1]),
+        ("Kolibri1", {}, [1, 1, 1, 1, 0]),
+        ("MuseSparkText", {}, [1, 0, 1, 1, 1, 0]),
+        ("MuseGlimmerText", {}, [1, 1, 1, 0]),
+        ("GraniteMoeHybrid", {}, [0, 0]),
+        ("GraniteMoeHybrid", {"position_embedding_type": "rope"}, [1, 1]),
+    ],
+)
+def test_which_layers_rotate(name, more, rotated):
+    """As `if` before the rotation in each model's attention of transformers has it."""
+    import transformers
+
+    made = posenc.rope.by_layer(getattr(transformers, f"{name}Config")(**more))
+    assert [int(isinstance(each, posenc.RoPE)) for each in made[: len(rotated)]] == rotated
+
+
+def test_several_bases_of_layers_are_refused():
+    import transformers
+
+    config = transformers.MuseGlimmerTextConfig(num_hidden_layers=3, layer_rope_theta=[1e4, 0, 1e6])
+    with pytest.raises(posenc.OptionError, match="several bases"):
+        posenc.rope.by_layer(config)
+
+
 def test_layers_that_rotate_alike_share_one_encoding():
     _, config, _ = layers_of("cohere2")
     first, second, third, last = posenc.rope.by_layer(config)

@@ -18,7 +18,8 @@ def by_layer(config: Any) -> list[Encoding]:
     """One encoding for each layer of a configuration of transformers; layers with the same rotation share one.
 
         no_rope_layers   [1, 1, 1, 0, ...], 0: not rotated          Llama 4, SmolLM3
-        layer_types      only sliding layers are rotated            Cohere2, EXAONE 4 with a window
+        layer_types      only sliding layers are rotated            Cohere2, AFMoE, Flint, EXAONE 4 and Kolibri with a window
+        layer_rope_theta 0: not rotated                             Muse
         rope_parameters  a rotation for each type of layer          Gemma 3, OLMo 3, ModernBERT
         temperatures     of Llama 4's unrotated layers; of all of Ministral 3's
 
@@ -36,6 +37,9 @@ def by_layer(config: Any) -> list[Encoding]:
     types = getattr(config, "layer_types", None) or [None] * layers
     rotated = _rotated(config, types, layers)
     parameters = getattr(config, "rope_parameters", None) or {}
+    bases = set(getattr(config, "layer_rope_theta", None) or ()) - {0}
+    if len(bases) > 1:
+        raise OptionError(f"layer_rope_theta has several bases, {sorted(bases)}; make a RoPE for each of them")
     nested = any(isinstance(value, Mapping) for value in parameters.values())
     made: dict[tuple[bool, str | None], Encoding] = {}
     found = []
@@ -53,11 +57,22 @@ def _rotated(config: Any, types: list, layers: int) -> list[bool]:
         if len(listed) < layers:
             raise OptionError(f"no_rope_layers has {len(listed)} entries for {layers} layers; give one for each")
         return [bool(each) for each in listed[:layers]]
+    bases = getattr(config, "layer_rope_theta", None)
+    if bases:
+        return [bool(base) for base in bases[:layers]]
     kind = getattr(config, "model_type", "")
-    has_window = getattr(config, "sliding_window", None) is not None
-    if kind.startswith("cohere2") or (kind.startswith("exaone") and has_window):
+    if kind == "granitemoehybrid":
+        return [config.position_embedding_type == "rope"] * layers
+    with_window = kind.startswith(ROTATE_SLIDING_IF_ANY) and getattr(config, "sliding_window", None) is not None
+    if kind.startswith(ROTATE_SLIDING) or with_window:
         return [each == SLIDING for each in types]
     return [True] * layers
+
+
+ROTATE_SLIDING = ("cohere2", "afmoe", "flint")
+"""Models of transformers that rotate in their sliding layers only; ..."""
+ROTATE_SLIDING_IF_ANY = ("exaone", "kolibri")
+"""... these, if they have a window, else in all."""
 
 
 NOT_OF_THE_ROTATION = ("llama_4_scaling_beta", "max_position_embeddings")
