@@ -120,7 +120,8 @@ RAISES = {
     "posenc.contextual.cope": (ValueError, lambda: contextual.cope(q, k, v, torch.zeros(4, 9))),
     "posenc.contextual.stick_breaking": (ValueError, lambda: contextual.stick_breaking(q, short, v)),
     "posenc.contextual.path": (ValueError, lambda: contextual.path(q, k, v, short, torch.zeros(1, 2, 4))),
-    "posenc.contextual.path_step": (RuntimeError, lambda: contextual.path_step(q, k, v, q, torch.zeros(1, 2, 4), keys=k, values=v)),
+    "posenc.contextual.path_keys": (ValueError, lambda: contextual.path_keys(k, short, torch.zeros(1, 2, 4))),
+    "posenc.contextual.path_step": (ValueError, lambda: contextual.path_step(q, k, v, q, torch.zeros(1, 2, 4), keys=k, values=v)),
     "posenc.parallel.ContextParallel": (ValueError, lambda: parallel.ContextParallel(None, strategy="line")),
 }  # fmt: skip
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import posenc
-from posenc.contextual import cope, path, path_step, stick_breaking
+from posenc.contextual import cope, path, path_keys, path_step, stick_breaking
 
 
 def tensors(length=13, heads=4, kv_heads=2, size=6):
@@ -113,6 +113,49 @@ def test_token_by_token_is_prefill():
         close(out, along[:, :, now])
 
 
+def steps(q, k, v, w, beta, keys, values, first, **of_all):
+    """path_step from token `first` on; of_all: what has an entry for each token, on its last axis."""
+    outs = []
+    for i in range(first, q.shape[2]):
+        token = (x[:, :, i : i + 1] for x in (q, k, v, w, beta))
+        more = {name: x[..., : i + 1] for name, x in of_all.items()}
+        out, keys, values = path_step(*token, keys=keys, values=values, **more)
+        outs.append(out)
+    return torch.cat(outs, 2), keys
+
+
+@pytest.mark.parametrize("of_all", [(), ("gates",), ("key_mask",), ("documents",), ("gates", "key_mask", "documents")])
+def test_steps_of_path_after_a_prompt_are_prefill(of_all):
+    q, k, v = tensors(75)
+    w = torch.nn.functional.normalize(torch.randn_like(k), dim=-1)
+    beta = 2 * torch.rand(2, 2, 75, dtype=torch.float64)
+    given = {
+        "gates": torch.randn(2, 4, 75, dtype=torch.float64).sigmoid().log(),
+        "key_mask": torch.arange(75)[None] >= torch.tensor([[0], [3]]),
+        "documents": torch.arange(75).expand(2, -1) // 30,
+    }
+    given = {name: given[name] for name in of_all}
+    expected = path(q, k, v, w, beta, **given)
+    out, last = steps(q, k, v, w, beta, k[:, :, :0], v[:, :, :0], 0, **given)
+    close(out, expected)
+    masks = {"key_mask": given["key_mask"]} if "key_mask" in given else {}
+    close(path_keys(k, w, beta, **masks), last)
+    for prompt in (5, 66):
+        start = {name: x[..., :prompt] for name, x in masks.items()}
+        keys = path_keys(*(x[:, :, :prompt] for x in (k, w, beta)), **start)
+        close(steps(q, k, v, w, beta, keys, v[:, :, :prompt], prompt, **given)[0], expected[:, :, prompt:])
+
+
+def test_keys_of_path_in_float32_keep_their_digits_in_half_precision():
+    q, k, v = (x.bfloat16() for x in tensors(300, size=16))
+    w = torch.nn.functional.normalize(torch.randn(2, 2, 300, 16), dim=-1).bfloat16()
+    beta = (2 * torch.rand(2, 2, 300)).bfloat16()
+    expected = path(*(x.double() for x in (q, k, v, w, beta)))
+    out, keys = steps(q, k, v, w, beta, path_keys(*(x[:, :, :3] for x in (k, w, beta))), v[:, :, :3], 3)
+    assert (out.dtype, keys.dtype) == (torch.bfloat16, torch.float32)
+    close(out.double(), expected[:, :, 3:], 2e-2)
+
+
 def test_left_padding_is_no_padding():
     q, k, v = tensors(7)
     table = torch.randn(4, 6, dtype=torch.float64)
@@ -181,5 +224,14 @@ def test_bad_input():
         stick_breaking(q, k, v, block=0)
     with pytest.raises(ValueError, match="decode with path_step"):
         path(q[:, :, :1], k, v, k, k[..., 0])
+    with pytest.raises(ValueError, match="takes one token, got 4 queries"):
+        path_step(q, k, v, k, k[..., 0], keys=k, values=v)
+    token = [x[:, :, :1] for x in (q, k, v, k, k[..., 0])]
+    with pytest.raises(ValueError, match="values must be"):
+        path_step(*token, keys=k, values=v[..., :3])
+    with pytest.raises(ValueError, match="gates must be"):
+        path_step(*token, keys=k, values=v, gates=torch.zeros(2, 4, 4))
+    with pytest.raises(ValueError, match="beta"):
+        path_keys(k, k, k)
     with pytest.raises(ValueError, match="do not fit together"):
         stick_breaking(q, k[..., :3], v)

@@ -5,7 +5,9 @@ import torch
 
 import posenc
 from posenc import Positions
+from posenc.core.encoding import Kept
 from tests import oracle
+from tests.encodings import every
 
 SIZES = dict(hidden_size=16, num_attention_heads=4, num_key_value_heads=2, head_dim=4, num_hidden_layers=4)
 
@@ -77,6 +79,55 @@ def test_every_layer_is_the_models_own(name):
     assert kinds == ({True} if name == "ministral3" else {True, False})
 
 
+@pytest.mark.parametrize("name", ["Ministral3", "Mistral4"])
+def test_the_configuration_as_transformers_makes_it(name):
+    """Its rotation's keys have the model's length among them."""
+    import importlib
+
+    import transformers
+
+    config = getattr(transformers, f"{name}Config")()
+    m = importlib.import_module(f"transformers.models.{name.lower()}.modeling_{name.lower()}")
+    first, *others = posenc.rope.by_layer(config)
+    assert all(other is first for other in others)
+    at, keys = torch.arange(0, 40000, 400)[None], config.rope_parameters
+    scale = m.get_llama_4_attn_scale(at, keys["llama_4_scaling_beta"], keys["original_max_position_embeddings"])
+    plan = first.plan(Positions(at))
+    torch.testing.assert_close(plan.scale.flatten() * first.head_dim**0.5, scale.flatten())
+    for ours, theirs in zip(plan.rotate.q, getattr(m, f"{name}RotaryEmbedding")(config)(torch.zeros(1), at)):
+        torch.testing.assert_close(
+            ours, theirs[..., : ours.shape[-1]], rtol=0, atol=5e-3
+        )  # theirs are float32 products
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "rotated"),
+    [
+        ("Afmoe", {}, [1, 1, 1, 0]),
+        ("Flint", {}, [0, 0, 1, 1]),
+        ("Kolibri1", {}, [1, 1, 1, 1, 0]),
+        ("MuseSparkText", {}, [1, 0, 1, 1, 1, 0]),
+        ("MuseGlimmerText", {}, [1, 1, 1, 0]),
+        ("GraniteMoeHybrid", {}, [0, 0]),
+        ("GraniteMoeHybrid", {"position_embedding_type": "rope"}, [1, 1]),
+    ],
+)
+def test_which_layers_rotate(name, more, rotated):
+    """As `if` before the rotation in each model's attention of transformers has it."""
+    import transformers
+
+    made = posenc.rope.by_layer(getattr(transformers, f"{name}Config")(**more))
+    assert [int(isinstance(each, posenc.RoPE)) for each in made[: len(rotated)]] == rotated
+
+
+def test_several_bases_of_layers_are_refused():
+    import transformers
+
+    config = transformers.MuseGlimmerTextConfig(num_hidden_layers=3, layer_rope_theta=[1e4, 0, 1e6])
+    with pytest.raises(posenc.OptionError, match="several bases"):
+        posenc.rope.by_layer(config)
+
+
 def test_layers_that_rotate_alike_share_one_encoding():
     _, config, _ = layers_of("cohere2")
     first, second, third, last = posenc.rope.by_layer(config)
@@ -121,3 +172,40 @@ def test_positions_before_the_first_have_its_temperature(form):
     scale = encoding.plan(posenc.Positions(torch.arange(-9, 4))).scale
     assert scale.isfinite().all()
     assert (scale[:9] == scale[9]).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("queries", [1, 40])
+@pytest.mark.parametrize("inner", ["none", "t5", "fox", "relative_logits"])
+def test_half_precision_runs_fused_on_a_cpu(dtype, queries, inner):
+    """The product of queries and temperatures is not rounded to half precision."""
+    if inner == "relative_logits":
+        encoding = every.make(inner, 64, 4, temper=(4.0, 0.5))
+    else:
+        encoding = posenc.Tempered(
+            head_dim=16,
+            heads=4,
+            d_model=64,
+            encoding=every.make(inner, 64, 4, **every.causal_options(inner)),
+            floor=4.0,
+            alpha=0.5,
+        )
+    layer = posenc.Attention(64, 4, kv_heads=2, encoding=encoding, causal=True).requires_grad_(False)
+    x = torch.randn(2, 40, 64)
+    rows = slice(40 - queries, 40)
+    at = posenc.Positions(posenc.Run(40 - queries, queries), posenc.Run(0, 40))
+    more = {"kept": Kept(encoding.keep(x))} if inner == "fox" else {}
+    plan = encoding.plan(at, x=x[:, rows], host=layer, **more)
+    q, k, v = (torch.randn(2, heads, 40, 16).to(dtype) for heads in (4, 2, 2))
+    q, k, v = (t.requires_grad_() for t in (q[:, :, rows].clone(), k, v))
+    assert posenc.explain(q, k, v, plan, causal=True).engine == "cpu"
+    out = posenc.attend(q, k, v, plan, causal=True)
+    assert out.dtype == dtype
+    exact = [t.detach().double().requires_grad_() for t in (q, k, v)]
+    expected = posenc.attend(*exact, plan, causal=True, engine="reference")
+    away = torch.randn_like(out)
+    (out * away).sum().backward()
+    (expected * away.double()).sum().backward()
+    error = torch.finfo(dtype).eps
+    for ours, theirs in ((out, expected), *((t.grad, e.grad) for t, e in zip((q, k, v), exact))):
+        torch.testing.assert_close(ours.double(), theirs, rtol=4 * error, atol=4 * error * theirs.abs().max().item())

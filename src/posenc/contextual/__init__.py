@@ -11,7 +11,8 @@ They run on kernels of their own on a GPU; elsewhere `cope` and `stick_breaking`
 """
 
 from .counts import cope
-from .products import path, path_step
+from .path_decoding import path_keys, path_step
+from .products import path
 from .sticks import stick_breaking
 
-__all__ = ["cope", "path", "path_step", "stick_breaking"]
+__all__ = ["cope", "path", "path_keys", "path_step", "stick_breaking"]

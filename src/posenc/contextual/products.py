@@ -54,7 +54,7 @@ def path(
     documents  int [B, L], an id for each token, those of a document side by side: other documents are not seen
     block      tokens of the blocks whose scores are dense, by plain operations; None: 64, and on a GPU kernels of its own
 
-    Queries and keys are the same tokens; decode with `path_step`. Inside a block the products come from a triangular system, beyond it
+    Queries and keys are the same tokens; decode with `path_step` from `path_keys`. Inside a block the products come from a triangular system, beyond it
     from halves of the text, by `attend`.
 
     Raises ValueError for shapes that do not fit.
@@ -257,29 +257,3 @@ def _cut(x: Tensor, size: int, axis: int) -> Tensor:
     if more:
         x = pad(x, (0,) * (-2 * axis - 2) + (0, more))
     return x.unflatten(axis, (-1, size))
-
-
-def path_step(
-    q: Tensor, k: Tensor, v: Tensor, w: Tensor, beta: Tensor, *, keys: Tensor, values: Tensor, scale: float | None = None
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """One token of PaTH attention: q [B, H, 1, D]; k, v, w [B, Hkv, 1, D], beta [B, Hkv, 1] of the new token.
-
-    keys, values   of the tokens before, [B, Hkv, L, D], as the last step returned them; keys [.., 0, D] at the start
-
-    The new token's matrix is applied to every cached key, once: keys change with each step. Returns the output and the
-    keys and values for the next step.
-
-    Shapes that do not fit raise RuntimeError.
-
-        >>> q, k, v, w = torch.randn(4, 1, 2, 1, 8).unbind()
-        >>> past = torch.zeros(1, 2, 0, 8)
-        >>> out, keys, values = posenc.contextual.path_step(q, k, v, w, torch.ones(1, 2, 1), keys=past, values=past)
-        >>> keys.shape  # [B, Hkv, L + 1, D]
-        torch.Size([1, 2, 1, 8])
-    """
-    moved = keys - beta[..., None] * (keys @ w.mT) * w
-    keys, values = torch.cat((moved, k), 2), torch.cat((values, v), 2)
-    scale = q.shape[3] ** -0.5 if scale is None else scale
-    group = q.shape[1] // k.shape[1]
-    s = scale * (q @ keys.repeat_interleave(group, 1).mT)
-    return s.softmax(-1) @ values.repeat_interleave(group, 1), keys, values

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ..core.encoding import Encoding, Kept, follow_assigned
+from ..core.encoding import Encoding, follow_assigned
 from ..core.formulas import head_size
 from ..core.mask import Window, make_window
 from ..core.options import require_number
@@ -23,7 +23,15 @@ from ..functional import attend
 from . import plain_forward
 from .cache import KVCache, LayerCache, LayerKey, find_slot, is_training
 from .graph_cache import GraphCache, run_fixed
-from .sequence import Sequence, are_slots, resolve_context, resolve_masks, resolve_queries, resolve_sequence
+from .sequence import (
+    are_slots,
+    keep_numbers,
+    refuse_part,
+    resolve_context,
+    resolve_masks,
+    resolve_queries,
+    resolve_sequence,
+)
 
 if TYPE_CHECKING:
     from ..parallel.context import ContextParallel, Strategy
@@ -194,7 +202,7 @@ class Attention(nn.Module):
         states = self.encoding.embed(states, sequence.inputs)
         x = states if memory is None else states[:, memory.shape[1] :]
         q, k, v = self._heads(self.q_proj(x)), self._heads(self.k_proj(states)), self._heads(self.v_proj(states))
-        kept = self._kept(states, slot, sequence)
+        kept = keep_numbers(self.encoding, states, slot, sequence)
         appended = None
         if slot is None or self.encoding.length_dependent:
             plan = self.encoding.plan(sequence.all, x=x, host=self, kept=kept)
@@ -218,22 +226,8 @@ class Attention(nn.Module):
     def _slot(self, cache: KVCache | LayerCache | None, x: Tensor, *, cross: bool) -> LayerCache | None:
         slot = find_slot(cache, self, x, cross)
         if slot is not None and slot.length and self._modules["encoding"].embeds_whole:  # type: ignore[union-attr]
-            raise ValueError(
-                f"{type(self.encoding).__name__} is added to a whole input at once, and the cache holds {slot.length} "
-                "tokens of this one already; add it to the whole input with embed(), or use no cache"
-            )
+            refuse_part(self.encoding, slot)
         return slot
-
-    def _kept(self, states: Tensor, slot: LayerCache | None, sequence: Sequence) -> Kept | None:
-        """What the encoding keeps of every token, the cached ones included; the slot's marks take it over."""
-        numbers = self.encoding.keep(states)
-        if numbers is None:
-            return None
-        if slot is not None:
-            if slot.length:
-                numbers = torch.cat((slot.marks["kept"], numbers), dim=1)
-            sequence.marks["kept"] = numbers
-        return Kept(numbers, None if sequence.documents is None else sequence.documents[1], sequence.key_mask)
 
     def _cross(self, x, context, positions, context_positions, mask, key_mask, cache) -> Tensor:
         check_states("context", context, self.d_model, x.shape[0])

@@ -12,12 +12,15 @@ from ..core.encoding import Encoding, follow_assigned
 from ..core.errors import OptionError
 from ..core.options import WIDEST, require_bool, require_int
 from ..core.plan import Plan
+from ..core.rotation import Rotation
 from ..core.torch_modes import call_like
+from ..encodings.none import NoPosition
+from ..encodings.rope.by_layer import rotation_alone, with_temperature
 from ..encodings.rope.rope import RoPE
 from ..encodings.rope.scaling import YaRN
 from ..functional import attend
 from .cache import KVCache, LayerCache, LayerKey, find_slot, is_training
-from .sequence import resolve_sequence
+from .sequence import keep_numbers, refuse_part, resolve_sequence
 
 
 class LatentAttention(nn.Module):
@@ -35,7 +38,8 @@ class LatentAttention(nn.Module):
 
     q_rank     the rank of the queries' projection; None: a full one
     encoding   rotates the rope_dim channels; default RoPE(rotary_dim=rope_dim, layout="interleaved"). It may add
-               biases by distance and sinks, but no term that reads queries, keys or values
+               biases by distance, forgetting gates and sinks, but no term that reads queries, keys or values. Absolute
+               encodings are added to the layer's input, as in `Attention`
     absorb     None: absorb where that takes fewer operations
 
     Parameters have the names of DeepSeek's layers in transformers, whose `state_dict` can be loaded as it is.
@@ -82,17 +86,22 @@ class LatentAttention(nn.Module):
 
     @classmethod
     def from_config(cls, config: Any, **more: Any) -> LatentAttention:
-        """The layer of a DeepSeek V2 or V3 configuration of transformers (or of a model with the same fields)."""
+        """The layer of a DeepSeek V2 or V3 configuration of transformers (or of a model with the same fields).
+
+        Raises OptionError for a model whose latents have factors of their own (LongCat-Flash).
+        """
+        kind = getattr(config, "model_type", "")
+        if kind.startswith("longcat"):
+            raise OptionError(
+                f"{kind} multiplies its queries and latents by the square root of d_model over their rank, which this layer "
+                "does not; multiply the weights of both layer norms by it, and make the layer with LatentAttention(...)"
+            )
         sizes = dict(nope_dim=config.qk_nope_head_dim, rope_dim=config.qk_rope_head_dim, v_dim=config.v_head_dim)
-        encoding = RoPE.from_config(config)
-        if isinstance(encoding.scaling, YaRN) and encoding.scaling.mscale_all_dim:
-            # in transformers these layers multiply the scores themselves, and so does YaRN here with scale_scores
-            scaling = replace(encoding.scaling, scale_scores=True)
-            same = {name: getattr(encoding, name) for name in ("head_dim", "rotary_dim", "base", "layout")}
-            encoding = RoPE(**same, scaling=scaling)
+        if "encoding" not in more:
+            more["encoding"] = NoPosition() if kind in UNROTATED else _rotary(config)
         return cls(
             config.hidden_size, config.num_attention_heads, kv_rank=config.kv_lora_rank, q_rank=config.q_lora_rank,
-            bias=config.attention_bias, **{**sizes, "encoding": encoding, **more},
+            bias=config.attention_bias, **{**sizes, **more},
         )  # fmt: skip
 
     def forward(
@@ -106,7 +115,12 @@ class LatentAttention(nn.Module):
         sequence = resolve_sequence(
             self.encoding, x, cache=slot, positions=positions, key_mask=key_mask, documents=documents
         )
-        plan = self.encoding.terms(sequence.all, x=x)
+        if slot is not None and slot.length and self.encoding.embeds_whole:
+            refuse_part(self.encoding, slot)
+        x = self.encoding.embed(x, sequence.inputs)
+        kept = keep_numbers(self.encoding, x, slot, sequence)
+        kept_too: dict[str, Any] = {} if kept is None else {"kept": kept}
+        plan = self.encoding.terms(sequence.all, x=x, **kept_too)
         self._check(plan)
         q = self._queries(x)
         latent, rotated = self.kv_a_proj_with_mqa(x).unsqueeze(1).split([self.kv_rank, self.rope_dim], dim=-1)
@@ -114,6 +128,7 @@ class LatentAttention(nn.Module):
         follows_length = self.encoding.length_dependent
         rotation = self.encoding.rotation(sequence.all if follows_length else sequence.new)
         if rotation is not None:
+            self._check_rotation(rotation)
             q = rotation.rotate_q(q)
             rotated = rotated if follows_length else rotation.rotate_k(rotated)
         appended = None
@@ -168,8 +183,44 @@ class LatentAttention(nn.Module):
 
     def _check(self, plan: Plan) -> None:
         reads = [x for x in plan.lookups if not (x.dot_query is None and x.dot_key is None and x.add_value is None)]
-        if reads or plan.shift is not None or plan.cosine is not None:
+        if reads or plan.shift is not None or plan.cosine is not None or plan.append is not None:
             raise OptionError(
                 f"{type(self.encoding).__name__} reads queries, keys or values, which latent attention does not expand "
-                "when it decodes; use a rotation, a bias by distance, slopes or sinks"
+                "when it decodes; use a rotation, a bias by distance, slopes, forgetting gates or sinks"
             )
+
+    def _check_rotation(self, rotation: Rotation) -> None:
+        """Raise where a rotation does not fit the rotated part, [rope_dim] of one key for all heads, which is no value."""
+        name = type(self.encoding).__name__
+        if (
+            rotation.values
+            or rotation.polar
+            or any(x is not None and x[0].dim() == 4 for x in (rotation.q, rotation.k))
+        ):
+            raise OptionError(
+                f"{name} rotates values, or each head by its own angles, or widens its channels; latent attention has one "
+                "rotated key for all heads: use RoPE, MRoPE, AxialRoPE, XPos or ManyAxes"
+            )
+        widths = [2 * x[0].shape[-1] for x in (rotation.q, rotation.k) if x is not None]
+        if max(widths, default=0) > self.rope_dim:
+            raise OptionError(
+                f"{name} rotates {max(widths)} channels, and rope_dim is {self.rope_dim}; give it rotary_dim or head_dim="
+                f"{self.rope_dim}"
+            )
+
+
+UNROTATED = ("kimi_linear",)
+"""Models of transformers whose latent attention has no positions: the layers between have them."""
+
+
+def _rotary(config: Any) -> Encoding:
+    is_tempered = (config.rope_parameters or {}).get("llama_4_scaling_beta") is not None
+    rope = rotation_alone(config) if is_tempered else RoPE.from_config(config)
+    if isinstance(rope.scaling, YaRN) and rope.scaling.mscale_all_dim:
+        # in transformers these layers multiply the scores themselves, and so does YaRN here with scale_scores
+        scaling = replace(rope.scaling, scale_scores=True)
+        same = {name: getattr(rope, name) for name in ("head_dim", "rotary_dim", "base", "layout")}
+        rope = RoPE(**same, scaling=scaling)
+    if not is_tempered:
+        return rope
+    return with_temperature(config, rope, config.qk_nope_head_dim + config.qk_rope_head_dim)

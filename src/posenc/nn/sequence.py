@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from ..core.encoding import Encoding
+from ..core.encoding import Encoding, Kept
 from ..core.launches import has_triton
 from ..core.mask import MaskOptions, as_bool_mask, check_key_mask
 from ..core.plan_checks import check_is_tensor
@@ -85,6 +85,25 @@ def resolve_sequence(
         every, Positions(q_side, new_side), Positions(new_side), real,
         None if ids is None else (ids[:, keys - queries :], ids), marks,
     )  # fmt: skip
+
+
+def keep_numbers(encoding: Encoding, states: Tensor, slot: LayerCache | None, sequence: Sequence) -> Kept | None:
+    """What the encoding keeps of every token, the cached ones included; the slot's marks take it over."""
+    numbers = encoding.keep(states)
+    if numbers is None:
+        return None
+    if slot is not None:
+        if slot.length:
+            numbers = torch.cat((slot.marks["kept"], numbers), dim=1)
+        sequence.marks["kept"] = numbers
+    return Kept(numbers, None if sequence.documents is None else sequence.documents[1], sequence.key_mask)
+
+
+def refuse_part(encoding: Encoding, slot: LayerCache) -> NoReturn:
+    raise ValueError(
+        f"{type(encoding).__name__} is added to a whole input at once, and the cache holds {slot.length} "
+        "tokens of this one already; add it to the whole input with embed(), or use no cache"
+    )
 
 
 def _known(cache: LayerCache | None) -> tuple[int, dict[str, Tensor]]:

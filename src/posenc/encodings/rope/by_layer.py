@@ -18,7 +18,8 @@ def by_layer(config: Any) -> list[Encoding]:
     """One encoding for each layer of a configuration of transformers; layers with the same rotation share one.
 
         no_rope_layers   [1, 1, 1, 0, ...], 0: not rotated          Llama 4, SmolLM3
-        layer_types      only sliding layers are rotated            Cohere2, EXAONE 4 with a window
+        layer_types      only sliding layers are rotated            Cohere2, AFMoE, Flint, EXAONE 4 and Kolibri with a window
+        layer_rope_theta 0: not rotated                             Muse
         rope_parameters  a rotation for each type of layer          Gemma 3, OLMo 3, ModernBERT
         temperatures     of Llama 4's unrotated layers; of all of Ministral 3's
 
@@ -36,6 +37,9 @@ def by_layer(config: Any) -> list[Encoding]:
     types = getattr(config, "layer_types", None) or [None] * layers
     rotated = _rotated(config, types, layers)
     parameters = getattr(config, "rope_parameters", None) or {}
+    bases = set(getattr(config, "layer_rope_theta", None) or ()) - {0}
+    if len(bases) > 1:
+        raise OptionError(f"layer_rope_theta has several bases, {sorted(bases)}; make a RoPE for each of them")
     nested = any(isinstance(value, Mapping) for value in parameters.values())
     made: dict[tuple[bool, str | None], Encoding] = {}
     found = []
@@ -53,21 +57,47 @@ def _rotated(config: Any, types: list, layers: int) -> list[bool]:
         if len(listed) < layers:
             raise OptionError(f"no_rope_layers has {len(listed)} entries for {layers} layers; give one for each")
         return [bool(each) for each in listed[:layers]]
+    bases = getattr(config, "layer_rope_theta", None)
+    if bases:
+        return [bool(base) for base in bases[:layers]]
     kind = getattr(config, "model_type", "")
-    has_window = getattr(config, "sliding_window", None) is not None
-    if kind.startswith("cohere2") or (kind.startswith("exaone") and has_window):
+    if kind == "granitemoehybrid":
+        return [config.position_embedding_type == "rope"] * layers
+    with_window = kind.startswith(ROTATE_SLIDING_IF_ANY) and getattr(config, "sliding_window", None) is not None
+    if kind.startswith(ROTATE_SLIDING) or with_window:
         return [each == SLIDING for each in types]
     return [True] * layers
 
 
+ROTATE_SLIDING = ("cohere2", "afmoe", "flint")
+"""Models of transformers that rotate in their sliding layers only; ..."""
+ROTATE_SLIDING_IF_ANY = ("exaone", "kolibri")
+"""... these, if they have a window, else in all."""
+
+
+NOT_OF_THE_ROTATION = ("llama_4_scaling_beta", "max_position_embeddings")
+"""What Ministral 3 and Mistral 4 have among the rotation's keys, as transformers' configurations say; it reads the model's own length."""
+
+
 def _rotary(config: Any, layer_type: str | None, parameters: Mapping) -> Encoding:
-    beta = parameters.get("llama_4_scaling_beta")
-    if beta is None:
+    if parameters.get("llama_4_scaling_beta") is None:
         return RoPE.from_config(config, layer_type=layer_type)
-    others = {key: value for key, value in parameters.items() if key != "llama_4_scaling_beta"}
-    rope = RoPE.from_config({**config.to_dict(), "rope_parameters": others})
-    floor = parameters["original_max_position_embeddings"]
-    return Tempered(head_dim=rope.head_dim, encoding=rope, alpha=beta, floor=float(floor), form="ministral3")
+    rope = rotation_alone(config)
+    return with_temperature(config, rope, rope.head_dim)
+
+
+def rotation_alone(config: Any) -> RoPE:
+    """The rotation of a configuration whose queries have temperatures besides."""
+    others = {key: value for key, value in config.rope_parameters.items() if key not in NOT_OF_THE_ROTATION}
+    return RoPE.from_config({**config.to_dict(), "rope_parameters": others})
+
+
+def with_temperature(config: Any, rope: RoPE, head_dim: int) -> Tempered:
+    parameters = config.rope_parameters
+    floor = float(parameters["original_max_position_embeddings"])
+    return Tempered(
+        head_dim=head_dim, encoding=rope, alpha=parameters["llama_4_scaling_beta"], floor=floor, form="ministral3"
+    )
 
 
 def _plain(config: Any) -> Encoding:

@@ -17,10 +17,13 @@ block_scores.py materialises scores, matmul.py multiplies stacks, block_sizes.py
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from ...core.dropout import draw_once
+from ...core.plan import Plan
 from ...core.plan_checks import holds_nan
 from ...core.torch_modes import transform_reason
 from .. import blocked, further_axes
@@ -59,6 +62,11 @@ def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> tuple[Tensor, 
         lowered.dropout = draw_once(lowered.dropout, q.device)  # whichever form runs
     scale = lowered.scale
     if isinstance(scale, Tensor):
+        if facts.dtype.itemsize < 4:  # the product of queries and scale would be rounded
+            wide = q.float(), k.float(), v.float()
+            plan = _widen_states(lowered.plan)
+            out, lse = run(*wide, lower_plan(*wide, plan, lowered.mask, lowered.dropout, facts.return_lse))
+            return out.to(q.dtype), lse
         q, plan = further_axes.prescale(q, lowered.plan)
         return run(q, k, v, lower_plan(q, k, v, plan, lowered.mask, lowered.dropout, facts.return_lse))
     # a dense mask of as many queries as keys is kept; one of a few queries after many keys would be new in each step. Whether
@@ -82,3 +90,9 @@ def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> tuple[Tensor, 
         return blocked.run(q, k, v, lowered)
     terms, band = make_terms(q, lowered)
     return ops.attend(q, k, v, terms, band, scale, facts.return_lse)
+
+
+def _widen_states(plan: Plan) -> Plan:
+    """The plan for queries and keys in float32."""
+    lookups = [x if x.states is None else replace(x, states=x.states.float()) for x in plan.lookups]
+    return replace(plan, lookups=tuple(lookups))

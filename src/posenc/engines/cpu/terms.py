@@ -69,12 +69,8 @@ def structure_reason(lowered: LoweredPlan) -> str | None:
         return "dropout needs the probabilities themselves"
     if facts.pair:
         return "pair is a function of positions"
-    if facts.scale == "tensor" and (
-        facts.dtype.itemsize < 4 or any(x.dot_key is not None for x in lowered.plan.lookups)
-    ):
-        return (
-            "a scale for each query would round half precision, and does not become part of the queries beside dot_key"
-        )
+    if facts.scale == "tensor" and any(x.dot_key is not None for x in lowered.plan.lookups):
+        return "a scale for each query does not become part of the queries beside dot_key"
     if facts.documents or facts.has_dense_mask:
         if torch.compiler.is_compiling() or cpu_form(facts) != "dense":
             return "documents and dense masks are not functions of the distance"
