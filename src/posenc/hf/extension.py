@@ -168,6 +168,7 @@ def _change(parent: Any, child: Any, scaling: Scaling | None, max_length: int | 
     kind = whole[0] if kinds else None
     try:
         rope = _rope(config, kind, scaling)
+        _check_width(child, kind, rope)
         others = {one: rotary.from_config(config, layer_type=one) for one in kinds if one != kind}
     except ValueError as error:
         raise UnsupportedModel(f"{name}: {error}") from error
@@ -251,6 +252,16 @@ def _rotates_as(made: Any, kind: str | None, rope: RoPE) -> bool:
         return False
     is_close = torch.allclose(theirs.double().cpu(), ours, rtol=1e-5, atol=0.0)
     return is_close and math.isclose(factor, rope.attention_factor, rel_tol=1e-5)
+
+
+def _check_width(child: Any, kind: str | None, rope: RoPE) -> None:
+    """Llama's like rotate whole heads without a scaling and read partial_rotary_factor with one, which their layers cannot run."""
+    theirs = getattr(child, "inv_freq" if kind is None else f"{kind}_inv_freq", None)
+    if theirs is not None and theirs.numel() != rope.rotary_dim // 2:
+        raise ValueError(
+            f"it rotates {2 * theirs.numel()} channels of each head, and the configuration says {rope.rotary_dim} "
+            "(partial_rotary_factor); make the two agree"
+        )
 
 
 def _rope_type(values: dict[str, Any], kind: str | None) -> str:
