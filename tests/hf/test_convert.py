@@ -103,6 +103,26 @@ def test_xlnet():
     weights_return(attention, layer)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [dict(attn_type="uni"), dict(clamp_len=5), dict(bi_data=True), dict(attn_type="uni", clamp_len=5)],
+    ids=str,
+)
+def test_an_xlnet_layer_reads_what_only_its_model_knows(options):
+    config = XLNetConfig(vocab_size=50, d_model=32, n_layer=2, n_head=4, d_inner=16, **options)
+    model = randomised(XLNetModel(config))
+    layer, calls = model.layer[1].rel_attn, []
+    layer.layer_norm = torch.nn.Identity()  # what is left is the input and attention's output
+    layer.register_forward_hook(lambda module, given, output: calls.append((given[0], output[0] - given[0])))
+    model(torch.arange(46).view(2, 23), use_mems=False)
+    ((x, theirs),) = calls
+    attention = hf.to_posenc(layer, model)
+    outputs_agree(attention(x.transpose(0, 1)), theirs.transpose(0, 1))
+    weights_return(attention, layer, model)
+    with pytest.raises(ValueError, match="shared module is the model, got Identity"):
+        hf.to_posenc(layer, layer.layer_norm)
+
+
 @pytest.mark.parametrize("model, config, more", [
     (LlamaModel, LlamaConfig, dict(head_dim=12, attention_bias=True)),
     (LlamaModel, LlamaConfig, dict(rope_parameters=dict(rope_type="dynamic", factor=2.0, rope_theta=1e4))),
@@ -133,3 +153,7 @@ def test_other_layers_are_named():
     encoder = DebertaModel(config).encoder
     with pytest.raises(hf.UnsupportedModel, match="talking heads"):
         hf.to_posenc(encoder.layer[0].attention, encoder)
+    config = LlamaConfig(vocab_size=50, hidden_size=32, intermediate_size=16, num_hidden_layers=1, num_attention_heads=4,
+                         rope_parameters=dict(rope_type="default", rope_theta=1e4, partial_rotary_factor=0.5))  # fmt: skip
+    with pytest.raises(hf.UnsupportedModel, match="rotates whole heads of 8 channels.*partial_rotary_factor says 4"):
+        hf.to_posenc(LlamaModel(config).layers[0].self_attn)

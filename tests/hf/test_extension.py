@@ -335,6 +335,12 @@ def test_what_cannot_be_extended_says_why():
     )
     part = dict(rope_type="proportional", rope_theta=1e4, partial_rotary_factor=0.5)
     refused(make("llama", rope_parameters=part), SCALINGS["yarn"], "which YaRN.*would replace; give Proportional")
+    part = dict(
+        rope_type="default", rope_theta=1e4, partial_rotary_factor=0.5
+    )  # Llama reads it beside a scaling only, and then cannot run
+    refused(
+        make("llama", rope_parameters=part), SCALINGS["yarn"], "rotates 8 channels of each head.*configuration says 4"
+    )
     with pytest.raises(ValueError, match="max_length=99 cannot go with DynamicNTK.*leave max_length out"):
         hf.extend(make("llama"), DYNAMIC["dynamic"], max_length=99)
     with pytest.raises(ValueError, match="max_length=9 is shorter than the original length of YaRN"):

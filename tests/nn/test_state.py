@@ -151,3 +151,19 @@ def test_compiled_and_eager_calls_of_one_layer(name):
             assert torch.allclose(compiled(x), truth, atol=1e-6)
             assert torch.equal(layer(x), truth)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+@pytest.mark.parametrize("name", every.NAMES)
+def test_an_ensemble_of_layers_in_one_vmap(name):
+    """PyTorch's recipe for ensembles: the parameters of several layers stacked, and one call for all of them."""
+    layers = [every.layer(name).eval() for _ in range(2)]
+    with torch.no_grad():
+        for parameter in layers[1].parameters():
+            parameter.mul_(1.3)
+    x = torch.randn(2, 16, SIZE)
+    parameters, buffers = torch.func.stack_module_state(layers)
+    with torch.no_grad():
+        wanted = torch.stack([layer(x) for layer in layers])  # what is kept now must not be read by the ensemble
+        found = torch.func.vmap(lambda *state: torch.func.functional_call(layers[0], state, (x,)))(parameters, buffers)
+        torch.testing.assert_close(found, wanted)
+        torch.testing.assert_close(layers[0](x), wanted[0])

@@ -201,7 +201,7 @@ class Encoding(_Recorded):
         own = self.__dict__
         if not self.steady_terms or own["_modules"] or "terms" in own:  # parametrizations are modules
             return None
-        if has_fake_tensors():
+        if has_fake_tensors() or torch._C._are_functorch_transforms_active():  # a table of vmap has no address
             return None
         prepared, tables = self.prepared(), own["_parameters"]
         addresses = prepared.get("addresses")

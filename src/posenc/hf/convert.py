@@ -5,7 +5,8 @@
 
 The weights are copied. Residual and LayerNorm around attention are not part of it. Some layers need a module that the model
 shares between them, as `shared`: a T5 layer after the first needs the first one (it has the table); a DeBERTa layer needs the
-encoder (table and LayerNorm).
+encoder (table and LayerNorm). An XLNet layer knows its sizes alone: without the model as `shared` it is read as one with
+attn_type="bi", without clamp_len and bi_data, as XLNet was published.
 """
 
 from __future__ import annotations
@@ -135,9 +136,14 @@ def _deberta_pairs(attention: Any, module: Any, shared: Any) -> Pairs:
 
 # ---- XLNet -----------------------------------------------------------------------------------------------------
 def _xlnet(module: Any, shared: Any) -> Attention:
+    config = None if shared is None else getattr(shared, "config", None)
+    if shared is not None and not hasattr(config, "clamp_len"):
+        raise ValueError(f"an XLNet layer's shared module is the model, got {type(shared).__name__}")
+    encoding = XLNet.from_hf(module if config is None else config)
     return Attention(
-        module.d_model, module.n_head, head_dim=module.d_head, encoding=XLNet.from_hf(module), dropout=module.dropout.p
-    )
+        module.d_model, module.n_head, head_dim=module.d_head, encoding=encoding, causal=encoding.attn_type == "uni",
+        dropout=module.dropout.p,
+    )  # fmt: skip
 
 
 def _xlnet_pairs(attention: Any, module: Any, shared: Any) -> Pairs:
@@ -154,6 +160,11 @@ def _llama(module: Any, shared: Any) -> Attention:
     if hasattr(module, "q_norm"):
         raise UnsupportedModel(f"{type(module).__name__} normalises queries and keys, which posenc.Attention does not")
     rope: RoPE = rotary.from_config(module.config)
+    if rope.rotary_dim != module.head_dim:
+        raise UnsupportedModel(
+            f"{type(module).__name__} rotates whole heads of {module.head_dim} channels, and its configuration's "
+            f"partial_rotary_factor says {rope.rotary_dim}; take it out of the configuration for the model's own numbers"
+        )
     if abs(module.scaling - module.head_dim**-0.5) > 1e-6:
         raise UnsupportedModel(f"{type(module).__name__} scales scores by {module.scaling}, not by 1/sqrt(head_dim)")
     holder = module.config if "Mistral" in type(module).__name__ else module  # Mistral's layers read it at each call

@@ -28,7 +28,7 @@ from .. import Positions, RoPE
 from ..encodings.rope import convert as rotary
 from ..encodings.rope.configs import read
 from ..encodings.rope.scaling import LongRoPE, Proportional, Scaling
-from .layer import change_class, log_once
+from .layer import change_class, log_once, own_class
 from .swap import Model, UnsupportedModel, require_model
 from .unrotated import GPTJ, UNROTATED, CosSin
 
@@ -86,7 +86,7 @@ def extend(model: Model, scaling: Scaling | None, *, max_length: int | None = No
     original = getattr(scaling, "original", 1)
     if max_length is not None and max_length < original:
         raise ValueError(f"max_length={max_length} is shorter than the original length of {scaling}")
-    tables = [module for module in model.modules() if type(module) is modeling_gptj.GPTJAttention]
+    tables = [module for module in model.modules() if own_class(type(module)) is modeling_gptj.GPTJAttention]
     found = _found(model)
     if not found and not tables:
         raise UnsupportedModel(
@@ -108,7 +108,7 @@ def extend(model: Model, scaling: Scaling | None, *, max_length: int | None = No
     layers = _unrotated([one.parent for one in changes] + tables, scaling, kinds) if kinds else []
 
     for layer in layers:
-        change_class(layer, UNROTATED[type(layer)])
+        change_class(layer, UNROTATED[own_class(type(layer))])
     for one in changes:
         one.made.__dict__["posenc_before"] = (one.child, one.before)
         one.parent.rotary_emb = one.made
@@ -168,6 +168,7 @@ def _change(parent: Any, child: Any, scaling: Scaling | None, max_length: int | 
     kind = whole[0] if kinds else None
     try:
         rope = _rope(config, kind, scaling)
+        _check_width(child, kind, rope)
         others = {one: rotary.from_config(config, layer_type=one) for one in kinds if one != kind}
     except ValueError as error:
         raise UnsupportedModel(f"{name}: {error}") from error
@@ -253,6 +254,16 @@ def _rotates_as(made: Any, kind: str | None, rope: RoPE) -> bool:
     return is_close and math.isclose(factor, rope.attention_factor, rel_tol=1e-5)
 
 
+def _check_width(child: Any, kind: str | None, rope: RoPE) -> None:
+    """Llama's like rotate whole heads without a scaling and read partial_rotary_factor with one, which their layers cannot run."""
+    theirs = getattr(child, "inv_freq" if kind is None else f"{kind}_inv_freq", None)
+    if theirs is not None and theirs.numel() != rope.rotary_dim // 2:
+        raise ValueError(
+            f"it rotates {2 * theirs.numel()} channels of each head, and the configuration says {rope.rotary_dim} "
+            "(partial_rotary_factor); make the two agree"
+        )
+
+
 def _rope_type(values: dict[str, Any], kind: str | None) -> str:
     parameters = values["rope_parameters"]
     return (parameters if kind is None else parameters[kind])["rope_type"]
@@ -271,7 +282,7 @@ def _unrotated(parents: list[Any], scaling: Scaling | None, kinds: set[str | Non
         if any(hasattr(module, name) for name in ("q_proj", "qkv_proj", "query_key_value"))
         and (None in kinds or getattr(module, "layer_type", None) in (None, *kinds))
     ]
-    unsupported = {type(layer).__name__ for layer in layers if type(layer) not in UNROTATED}
+    unsupported = {type(layer).__name__ for layer in layers if own_class(type(layer)) not in UNROTATED}
     if unsupported or not layers:
         raise UnsupportedModel(
             f"{scaling} depends on the length, so keys must be cached unrotated; that is supported for "

@@ -8,7 +8,6 @@ all scores and a dense mask, [B, 1, L, L]. Only `_attn` is overridden. A mask th
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 from torch import Tensor
@@ -33,8 +32,8 @@ class PlainAttention(Layer):
     def forward(self, *args: Any, output_attentions: bool = False, **kwargs: Any) -> Any:
         layer: Any = self
         if output_attentions:  # a view of this layer with the original's `_attn`
-            layer = copy.copy(self)
-            layer.__class__ = self.original
+            layer = object.__new__(self.original)  # copy.copy does not copy what fully_shard has sharded
+            layer.__dict__.update(self.__dict__)
             return self.original.forward(layer, *args, output_attentions=True, **kwargs)
         return super().forward(*args, **kwargs)
 

@@ -30,7 +30,7 @@ from ..core.torch_modes import is_exporting
 from ..functional import scores
 from . import construction, rules
 from .interface_mask import ALL, Mask, add_bias, as_summand, is_eager_only, make_mask
-from .layer import NO_ATTENTIONS, NO_CACHE, attend_together, log_once
+from .layer import NO_ATTENTIONS, NO_CACHE, attend_together, log_once, own_class
 
 NAME = "posenc"
 COLLECTED = getattr(output_capturing, "_active_collector", None)
@@ -57,9 +57,10 @@ def attention(
     if autocast_is_on(query.device):  # rotated queries and keys may be float32 beside values of the lower precision
         lower = torch.get_autocast_dtype(query.device.type)
         query, key, value = query.to(lower), key.to(lower), value.to(lower)
-    file = type(module).__module__
+    kind = own_class(type(module))
+    file = kind.__module__
     others = tuple(name for name in kwargs if name not in KNOWN and kwargs[name] is not None)
-    if others and _is_for_eager(file, type(module).__name__, others):
+    if others and _is_for_eager(file, kind.__name__, others):
         return _by_eager(module, query, key, value, attention_mask, scaling, dropout, position_bias, kwargs)
     own = module.__dict__
     layer, engine, context = own.get("posenc_layer"), own.get("posenc_engine", "auto"), own.get("posenc_context")
@@ -155,7 +156,7 @@ def _by_eager(module, query, key, value, mask, scaling, dropout, position_bias, 
         mask = as_summand(mask, query.dtype, torch.finfo(query.dtype).min)
     if position_bias is not None:
         kwargs = {**kwargs, "position_bias": _dense(position_bias)}
-    return _eager_of(type(module).__module__)(
+    return _eager_of(own_class(type(module)).__module__)(
         module, query, key, value, mask, scaling=scaling, dropout=dropout, **kwargs
     )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable, Mapping
+from functools import cache
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
@@ -142,11 +143,27 @@ def attend_together(
     )  # fmt: skip
 
 
+def own_class(cls: type) -> type:
+    """A module's class without that of fully_shard (FSDP2), which derives a class of its own from each that it shards."""
+    return cls.__bases__[1] if cls.__module__.startswith("torch.distributed.") and len(cls.__bases__) == 2 else cls
+
+
+def _make_sharded(like: type, cls: type) -> type:
+    kept = {name: value for name, value in vars(like).items() if name in ("__module__", "__deepcopy__")}
+    prefix = like.__name__.removesuffix(own_class(like).__name__)
+    return type(prefix + cls.__name__, (like.__bases__[0], cls), kept)
+
+
+_sharded: Callable[[type, type], type] = cache(_make_sharded)
+"""(like, cls): `cls` as fully_shard made the class `like` of another."""
+
+
 def change_class(module: nn.Module, cls: type[nn.Module]) -> None:
-    """Give a module another class. The hooks of accelerate (device_map over several devices) keep the former class's forward, bound, in
-    the module."""
-    before = type(module).forward
-    module.__class__ = cls  # type: ignore[assignment]
+    """Give a module another class, sharded if it is. The hooks of accelerate (device_map over several devices) keep the former class's
+    forward, bound, in the module."""
+    now = type(module)
+    before = now.forward
+    module.__class__ = cls if own_class(now) is now else _sharded(now, cls)  # type: ignore[assignment]
     for name in ("_old_forward", "forward"):
         if getattr(module.__dict__.get(name), "__func__", None) is before:
             module.__dict__[name] = MethodType(cls.forward, module)

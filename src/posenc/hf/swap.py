@@ -9,6 +9,7 @@ import importlib
 import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any, TypeVar
@@ -19,7 +20,7 @@ from torch import nn
 from .. import ENGINES, Plan, Positions, explain
 from . import family as families
 from .family import FOLDERS, INTERFACE, OVERRIDE, READ_TABLES, Family, InterfaceLayer, InterfacePart
-from .layer import Layer, Part, change_class, zeros_beside
+from .layer import Layer, Part, change_class, own_class, zeros_beside
 
 Model = TypeVar("Model", bound=nn.Module)
 """The class of the caller's model."""
@@ -320,9 +321,17 @@ def _engine(module: nn.Module, engine: str, sample: Callable[[int], Any], length
     own = getattr(part, "on_cpu" if zeros_beside(module, 0).is_cpu else "on_gpu", None)
     if own is not None:
         return own
-    heads, size, plan, options = sample(length)
+    with _sharded_weights_beside_plain_tensors(module):
+        heads, size, plan, options = sample(length)
     q = zeros_beside(module, 1, heads, plan.positions.q_length, size)
     return explain(q, q, q, plan, **options).engine
+
+
+def _sharded_weights_beside_plain_tensors(module: nn.Module) -> AbstractContextManager[Any]:
+    """A sample is made outside of forward, where fully_shard's weights are distributed tensors."""
+    if not any(hasattr(parameter, "full_tensor") for parameter in module.parameters()):
+        return nullcontext()
+    return importlib.import_module("torch.distributed.tensor.experimental").implicit_replication()
 
 
 @dataclass
@@ -343,9 +352,9 @@ def _survey(model: nn.Module, check: bool) -> _Found:
                 found.refused.append(family)
                 continue
             is_known = False
-            originals = [part.original for part in family.parts]
+            originals, kind = [part.original for part in family.parts], own_class(type(module))
             for part in family.parts:
-                if type(module) is part.original:
+                if kind is part.original:
                     is_known = part.concerns(module)
                     if not is_known or "posenc_part" in module.__dict__:
                         continue
@@ -356,16 +365,14 @@ def _survey(model: nn.Module, check: bool) -> _Found:
                             found.layers.add(id(module))
                     else:
                         found.refused.append(f"{name} ({type(module).__name__}) {reason}")
-                elif (
-                    isinstance(module, part.original) and not isinstance(module, Part) and type(module) not in originals
-                ):
+                elif isinstance(module, part.original) and not isinstance(module, Part) and kind not in originals:
                     found.refused.append(
                         f"{name} is a {type(module).__name__}, a subclass of {part.original.__name__} "
                         "whose own forward would be lost"
                     )
             if is_known and check and (reason := families.check_numbers(folder)):
                 found.refused.append(reason)
-            hook = family.hooks.get(type(module))
+            hook = family.hooks.get(kind)
             if hook is not None and "posenc_hook" not in module.__dict__:
                 found.hooks.append((module, hook))
     return found

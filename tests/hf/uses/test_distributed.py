@@ -1,10 +1,29 @@
 """Two processes: DistributedDataParallel and fully_shard (FSDP2) over an accelerated model."""
 
+import copy
+
 import pytest
 import torch
+from transformers import (
+    BloomConfig,
+    BloomModel,
+    DebertaV2Config,
+    DebertaV2Model,
+    GPTJConfig,
+    GPTJModel,
+    XLNetConfig,
+    XLNetModel,
+)
+from transformers.models.bloom.modeling_bloom import BloomAttention
+from transformers.models.deberta_v2.modeling_deberta_v2 import DisentangledSelfAttention
+from transformers.models.gptj.modeling_gptj import GPTJAttention
+from transformers.models.xlnet.modeling_xlnet import XLNetRelativeAttention
 
+from posenc import hf
+from posenc.hf.layer import own_class
 from tests.hf.uses.tiny import FAMILIES, batch, largest_difference, make, pair, run_engines
 from tests.parallel.ranks import Ranks
+from tests.seeds import seed
 
 pytestmark = pytest.mark.slow
 
@@ -69,3 +88,64 @@ def test_gradients_of_two_ranks(ranks, family, way):
         assert len(significant) > 10
         assert largest_difference({name: found[name] for name in significant}, significant) < 1e-3
         assert wanted.keys() == found.keys()
+
+
+LAYERS = (BloomAttention, DisentangledSelfAttention, GPTJAttention, XLNetRelativeAttention)
+
+
+def sharded_layers(group, name):
+    """What does not hold of a model whose attention layers fully_shard sharded after `accelerate`, and before."""
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import FSDPModule, fully_shard
+
+    run_engines()
+    mesh, given = DeviceMesh.from_group(group, "cpu"), {"input_ids": torch.arange(14).view(2, 7) + 3}
+    original = tiny_of(name)
+    accelerated = hf.accelerate(copy.deepcopy(original))
+    with torch.no_grad():
+        wanted = original(**given)[0]
+    faults = []
+    for first in ("accelerate", "fully_shard"):
+        model = copy.deepcopy(original)
+        layers = [module for module in model.modules() if type(module) in LAYERS]
+        if first == "accelerate":
+            hf.accelerate(model)
+        for layer in (*layers, model):
+            fully_shard(layer, mesh=mesh)
+        if first == "fully_shard":
+            hf.accelerate(model)
+        kinds = [own_class(type(module)) for module in model.modules()]
+        with torch.no_grad():
+            outputs = [model(**given)[0], model(**given, output_attentions=True)[0]]
+            holds = {
+                "classes": kinds == [type(module) for module in accelerated.modules()],
+                "hooks": ("posenc_hook" in vars(model)) == ("posenc_hook" in vars(accelerated)),
+                "report": str(hf.report(model)).count("posenc") == str(hf.report(accelerated)).count("posenc"),
+            }
+            outputs.append(hf.restore(model)(**given)[0])
+        holds["outputs"] = all(torch.allclose(one, wanted, atol=1e-5) for one in outputs)
+        holds["sharded"] = len(layers) > 1 and all(isinstance(layer, FSDPModule) for layer in layers)
+        faults += [(first, what) for what, is_right in holds.items() if not is_right]
+    return faults
+
+
+def tiny_of(name):
+    torch.manual_seed(seed(3))
+    sizes = dict(vocab_size=50, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32)
+    if name == "deberta":
+        model = DebertaV2Model(
+            DebertaV2Config(**sizes, relative_attention=True, pos_att_type=["c2p", "p2c"], max_position_embeddings=16)
+        )
+    elif name == "xlnet":
+        model = XLNetModel(XLNetConfig(vocab_size=50, d_model=32, n_layer=2, n_head=4, d_inner=32))
+    elif name == "bloom":
+        model = BloomModel(BloomConfig(vocab_size=50, hidden_size=32, n_layer=2, n_head=4))
+    else:
+        model = GPTJModel(GPTJConfig(vocab_size=50, n_embd=32, n_layer=2, n_head=4, rotary_dim=8, n_positions=16))
+    return model.eval()
+
+
+@pytest.mark.parametrize("name", ["deberta", "xlnet", "bloom", "gptj"])
+def test_layers_may_be_sharded_before_or_after(ranks, name):
+    """fully_shard derives a class of its own from a layer's, which accelerate and restore keep."""
+    assert ranks.run(sharded_layers, 2, name) == [[], []]
