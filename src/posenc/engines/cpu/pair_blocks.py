@@ -21,6 +21,7 @@ from torch.nn.functional import pad
 from ...core.index import Grid, Index
 from ...core.mask import Mask
 from ...core.memo import Memo
+from ...core.positions import Run
 from ...core.tables import add
 from .. import blocked, dense_bias
 from ..lowering import LoweredPlan
@@ -113,10 +114,6 @@ class Block:
     def sees_none(self) -> bool:
         return self.columns.start == self.columns.stop
 
-    @property
-    def numbers(self) -> int:
-        return sum([at.numel() for at in self.at])
-
     def mask(self, terms: Terms, texts: Texts, heads: slice) -> Tensor:
         """[b or 1, h or 1, R, K], what is added to the scores of these heads; 0 for a query that sees no key."""
         total: Tensor | None = None
@@ -173,18 +170,43 @@ class Blocks:
         """Whether the probabilities are kept for backward."""
         self.decays_differ = plan.decay is not None and any(x.shape[0] > 1 for x in plan.decay)
         self._key: tuple | None = None
-        if plan.positions.is_constant and lowered.mask.plain and not self.decays_differ:
+        is_constant = plan.positions.is_constant and lowered.mask.plain and not self.decays_differ
+        if is_constant and _kept.takes(self._count_numbers()):
             sides = [side for axis in self.axes for side in (plan.positions.q_axes[axis], plan.positions.k_axes[axis])]
             known = tuple(map(dense_bias.identity, sides))
             self._key = (known, self.indices, self.slopes, lowered.mask.limits, self.sizes, self.heads, self.precision)
 
+    def given(self) -> list[Tensor]:
+        """The tensors that it reads each time: of masks and positions."""
+        axes = self.positions.q_axes, self.positions.k_axes
+        sides = [] if self.positions.is_constant else [own[axis] for own in axes for axis in self.axes]
+        starts = [side.start if isinstance(side, Run) else side for side in sides]
+        return [
+            x
+            for x in (self.mask.key_mask, *(self.mask.documents or ()), self.mask.extra, *starts)
+            if isinstance(x, Tensor)
+        ]
+
     def __iter__(self) -> Iterator[tuple[Texts, Block]]:
         if self._key is None:
             return self._make()
-        made = _kept.find_or_make(
-            self._key, lambda: list(self._make()), lambda made: sum([block.numbers for _, block in made])
-        )
+        made = _kept.find_or_make(self._key, lambda: list(self._make()), lambda _: self._count_numbers())
         return iter([(texts._replace(batch=slice(0, self.batch)), block) for texts, block in made])
+
+    def _count_numbers(self) -> int:
+        """Of all blocks, where the rows of the batch share them."""
+        q_length, k_length = self.sizes
+        count = 0
+        for rows in self._rows(1):
+            columns = blocked.visible_keys(rows, k_length - q_length, k_length, self.mask.limits)
+            count += (rows.stop - rows.start) * (columns.stop - columns.start)
+        return count * (len(self.indices) + self.slopes)
+
+    def _rows(self, texts: int) -> list[slice]:
+        """The queries of each block of so many texts."""
+        q_length = self.sizes[0]
+        step = blocked.block_rows(self.heads * texts, *self.sizes, self.mask.limits)
+        return [slice(first, min(first + step, q_length)) for first in range(0, q_length, step)]
 
     def _make(self) -> Iterator[tuple[Texts, Block]]:
         q, k = self.positions.q_positions, self.positions.k_positions
@@ -197,9 +219,7 @@ class Blocks:
         count = min(self.batch, max(1, block_sizes.VARIED_SCORES // pairs)) if differ else self.batch
         for start in range(0, self.batch, count):
             texts = self._select(slice(start, min(start + count, self.batch)), positions)
-            step = blocked.block_rows(self.heads * (count if differ else 1), *self.sizes, self.mask.limits)
-            for first in range(0, self.sizes[0], step):
-                rows = slice(first, min(first + step, self.sizes[0]))
+            for rows in self._rows(count if differ else 1):
                 yield texts, Block(texts, self.indices, self.slopes, rows, self.sizes, self.precision)
 
     def _select(self, batch: slice, positions: dict[int, tuple[Tensor, Tensor]]) -> Texts:

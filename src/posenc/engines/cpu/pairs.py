@@ -82,8 +82,10 @@ class _Attend(torch.autograd.Function):
                 whole = o.new_empty(batch, q_length, heads, size).transpose(1, 2), s.new_empty(batch, heads, q_length)
             at = texts.batch, slice(None), block.rows
             whole[0][at], whole[1][at] = o[..., :size], s
-        ctx.save_for_backward(q, k, v, slopes, decay_q, decay_k, *tables, *kept)
-        ctx.facts = blocks, scale, threads, len(tables)
+        # what the blocks read is saved too: autograd then refuses a backward pass after it was changed in place
+        given = [x for x in blocks.given() if not x.is_inference()]
+        ctx.save_for_backward(q, k, v, slopes, decay_q, decay_k, *tables, *kept, *given)
+        ctx.facts = blocks, scale, threads, len(tables), len(kept)
         ctx.set_materialize_grads(False)
         assert whole is not None
         return whole
@@ -93,8 +95,8 @@ class _Attend(torch.autograd.Function):
     def backward(ctx, grad: Tensor | None, grad_lse: Tensor | None):
         saved = ctx.saved_tensors  # once: PyTorch's checkpoints free what they hand out
         q, k, v, slopes, decay_q, decay_k, *others = saved
-        blocks, scale, threads, count = ctx.facts
-        tables, kept = others[:count], iter(others[count:])
+        blocks, scale, threads, table_count, kept_count = ctx.facts
+        tables, kept = others[:table_count], iter(others[table_count : table_count + kept_count])
         terms = make_terms(blocks.precision, slopes, decay_q, decay_k, tuple(tables))
         grad = q.new_zeros(*q.shape[:3], v.shape[3]) if grad is None else grad
         given, wanted = (*terms[1:4], *terms.tables), ctx.needs_input_grad[5:]
