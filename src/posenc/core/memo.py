@@ -36,13 +36,9 @@ class Memo:
             pass
         return found[0]
 
-    def takes(self, numbers: int) -> bool:
-        """Whether a result of so many elements is kept: not one that would evict most of the others."""
-        return numbers * 2 <= self.numbers
-
     def put(self, key: Hashable, result: Any, numbers: int) -> None:
-        if not self.takes(numbers):
-            return
+        if numbers * 2 > self.numbers:
+            return  # it would evict most of the others
         with self._lock:
             old = self._entries.pop(key, None)
             self._held += numbers - (0 if old is None else old[1])
@@ -99,7 +95,7 @@ def rows_of_run(
     whole = memo.get((first, last - first, *key))
     if whole is None:
         with torch.inference_mode(False), torch.no_grad():
-            if not memo.takes((last - first) * width):
+            if 2 * (last - first) * width > memo.numbers:  # would not be kept
                 return make(start, length)
             whole = make(first, last - first)
         memo.put((first, last - first, *key), whole, (last - first) * width)

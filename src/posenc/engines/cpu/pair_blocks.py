@@ -171,7 +171,7 @@ class Blocks:
         self.decays_differ = plan.decay is not None and any(x.shape[0] > 1 for x in plan.decay)
         self._key: tuple | None = None
         is_constant = plan.positions.is_constant and lowered.mask.plain and not self.decays_differ
-        if is_constant and _kept.takes(self._count_numbers()):
+        if is_constant and 2 * self._count_numbers() <= _kept.numbers:  # others would not be kept
             sides = [side for axis in self.axes for side in (plan.positions.q_axes[axis], plan.positions.k_axes[axis])]
             known = tuple(map(dense_bias.identity, sides))
             self._key = (known, self.indices, self.slopes, lowered.mask.limits, self.sizes, self.heads, self.precision)
