@@ -77,6 +77,10 @@ class Mask:
         """Whether there is no mask tensor: only causality and a window, or nothing."""
         return self.key_mask is None and self.documents is None and self.extra is None
 
+    def tensors(self) -> list[Tensor]:
+        """The tensors that are given."""
+        return [x for x in (self.key_mask, *(self.documents or ()), self.extra) if x is not None]
+
     def allowed(
         self, q_length: int, k_length: int, device, rows: slice = slice(None), columns: slice = slice(None)
     ) -> Tensor | None:

@@ -21,7 +21,6 @@ from torch.nn.functional import pad
 from ...core.index import Grid, Index
 from ...core.mask import Mask
 from ...core.memo import Memo
-from ...core.positions import Run
 from ...core.tables import add
 from .. import blocked, dense_bias
 from ..lowering import LoweredPlan
@@ -177,15 +176,8 @@ class Blocks:
             self._key = (known, self.indices, self.slopes, lowered.mask.limits, self.sizes, self.heads, self.precision)
 
     def given(self) -> list[Tensor]:
-        """The tensors that it reads each time: of masks and positions."""
-        axes = self.positions.q_axes, self.positions.k_axes
-        sides = [] if self.positions.is_constant else [own[axis] for own in axes for axis in self.axes]
-        starts = [side.start if isinstance(side, Run) else side for side in sides]
-        return [
-            x
-            for x in (self.mask.key_mask, *(self.mask.documents or ()), self.mask.extra, *starts)
-            if isinstance(x, Tensor)
-        ]
+        """The tensors that it reads each time, which a caller may change."""
+        return self.mask.tensors() + ([] if self.positions.is_constant else self.positions.tensors())
 
     def __iter__(self) -> Iterator[tuple[Texts, Block]]:
         if self._key is None:
