@@ -45,7 +45,9 @@ def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> tuple[Tensor, 
         q, plan = further_axes.prescale(q, plan)
         scale = 1.0
     decay_q, decay_k = plan.decay or (None, None)
-    tables = [x.bias for x in plan.lookups]
+    tables = [x.bias for x in plan.lookups if x.bias is not None]
+    if any(table.detach().amin().item() == NEG_INF for table in tables):  # they may hide all keys of a query
+        return blocked.run(given, k, v, lowered)
     out, lse = _apply(Blocks(lowered), scale, q, k, v, plan.slopes, decay_q, decay_k, *tables)
     if (facts.is_limited or not mask.plain) and holds_nan(out):  # a masked key or value may hold NaN
         return blocked.run(given, k, v, lowered)
