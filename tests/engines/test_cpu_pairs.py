@@ -375,9 +375,11 @@ def test_who_runs_what():
     assert explain(q, k, v, plan).engine == "cpu"
     assert explain(q, k, v, plan, causal=True, dropout=0.1).engine == "blocked"
     assert explain(q, k, v, plan, mask=leaf(42, 42)).engine == "blocked"
+    assert "dropout needs the probabilities" in explain(q, k, v, plan, dropout=0.1).reasons["cpu"]
+    assert "the mask wants a gradient" in explain(q, k, v, plan, mask=leaf(42, 42)).reasons["cpu"]
     at = torch.arange(42) * 2
     content = Plan(Positions(at), lookups=(Lookup(clip(3, 3), dot_query=leaf(H, 7, D)),))
-    assert "not contiguous" in explain(q, k, v, content).reasons["cpu"]
+    assert "not contiguous, and a term reads queries" in explain(q, k, v, content).reasons["cpu"]
     pair = Plan(Positions(42), pair=lambda p, r: (r[..., None, :] - p[..., :, None]).abs().double())
     assert "pair" in explain(q, k, v, pair).reasons["cpu"]
     half = Plan(Positions(at), scale=leaf(H, 1), slopes=leaf(H))

@@ -27,15 +27,20 @@ from .head_block import NEG_INF, share_blocks
 from .pair_blocks import Block, Blocks, make_terms, own_heads, own_texts
 
 
-def takes(lowered: LoweredPlan) -> bool:
-    """Whether a plan adds numbers to pairs and nothing else, and dropout and the gradient of a mask are not wanted. Not in compiled code: a
-    graph of the blocks would be as long as the text."""
+def refusal(lowered: LoweredPlan) -> str | None:
+    """Why a plan is more than numbers added to pairs, or its call needs more than PyTorch's attention gives; None: it runs here."""
     facts = lowered.facts
-    if facts.pair or facts.dropout or facts.mask == "learned" or torch.compiler.is_compiling():
-        return False
-    if facts.scale == "tensor" and facts.dtype.itemsize < 4:  # it would round the queries
-        return False
-    return all(name == "bias" for x in lowered.plan.lookups for name, _ in x.tensors())
+    if facts.pair:
+        return "pair is a function of positions"
+    if facts.dropout:
+        return "dropout needs the probabilities themselves"
+    if facts.mask == "learned":
+        return "the mask wants a gradient"
+    if facts.scale == "tensor" and facts.dtype.itemsize < 4:
+        return "a scale for each query would round half precision"
+    if any(name != "bias" for x in lowered.plan.lookups for name, _ in x.tensors()):
+        return "a term reads queries, keys or values"
+    return "a compiled graph of its blocks would be as long as the text" if torch.compiler.is_compiling() else None
 
 
 def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> tuple[Tensor, Tensor | None]:
