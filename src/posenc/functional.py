@@ -14,7 +14,7 @@ from .core.dropout import draw_once
 from .core.mask import MaskOptions, make_mask
 from .core.options import require_number
 from .core.plan import Plan
-from .core.plan_checks import check_tensors
+from .core.plan_checks import check_is_tensor, check_tensors
 from .core.positions import Positions
 from .core.precision import autocast_is_on, no_autocast
 from .core.rotation import Layout, check_phases, normalise
@@ -203,8 +203,9 @@ def merge(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         >>> torch.allclose(posenc.merge(parts)[0], posenc.attend(q, k, v), atol=1e-5)
         True
     """
-    if not parts:
-        raise ValueError("merge needs at least one (out, lse), as attend(..., return_lse=True) gives them")
+    for part in parts if isinstance(parts, Sequence) and len(parts) else (None,):
+        if not isinstance(part, Sequence) or len(part) != 2 or not all(isinstance(x, Tensor) for x in part):
+            raise ValueError("merge needs at least one (out, lse), as attend(..., return_lse=True) gives them")
     for out, lse in parts:
         if out.shape[:-1] != lse.shape or out.shape != parts[0][0].shape:
             shapes = [(list(out.shape), list(lse.shape)) for out, lse in parts]
@@ -234,6 +235,8 @@ def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout = "half") -
         >>> posenc.apply_rotary(torch.eye(4)[:1].expand(1, 3, 8, 4), cos, sin)[0, 0, 0]
         tensor([0., 0., 1., 0.])
     """
+    for name, tensor in (("x", x), ("cos", cos), ("sin", sin)):
+        check_is_tensor(name, tensor)
     if x.dim() != 4:
         raise ValueError(f"x must be [B, H, L, D], got {list(x.shape)}")
     if cos.dim() == sin.dim() == 2:

@@ -31,7 +31,7 @@ JUNK = {
 FIELDS = ("shift", "rotate", "cosine", "append", "lookups", "scale", "slopes", "decay", "pair", "sinks", "positions")
 ALLOWED = {
     ("scale", "integer"), ("scale", "float"), ("lookups", "list"),
-    ("window", "integer"),
+    ("window", "integer"), ("head_dim", "integer"),
 }  # fmt: skip
 
 
@@ -39,6 +39,10 @@ def attend(plan=None, **given):
     x = torch.randn(1, 2, 4, 8)
     given = {"q": x, "k": x, "v": x} | given
     return posenc.attend(given.pop("q"), given.pop("k"), given.pop("v"), plan, **given)
+
+
+def plan_with(states):
+    return posenc.Plan(POSITIONS, lookups=(posenc.Lookup(CLIP, dot_query=torch.zeros(2, 3, 8), states=states),))
 
 
 def expect_refusal(name: str, kind: str, call) -> None:
@@ -82,6 +86,28 @@ def test_arguments_of_a_layer(name, kind):
     expect_refusal(name, kind, lambda: layer(given.pop("x"), **given))
 
 
+@pytest.mark.parametrize("kind", JUNK)
+@pytest.mark.parametrize(
+    "name", ["d_model", "heads", "kv_heads", "head_dim", "causal", "bias", "out_bias", "window", "encoding"]
+)
+def test_options_of_a_layer(name, kind):
+    expect_refusal(
+        name,
+        kind,
+        lambda: posenc.Attention(**({"d_model": 16, "heads": 2} | {name: JUNK[kind]}))(torch.randn(1, 4, 16)),
+    )
+
+
+@pytest.mark.parametrize("kind", JUNK)
+@pytest.mark.parametrize("name", ["x", "cos", "sin", "layout", "parts", "part", "name"])
+def test_arguments_of_other_functions(name, kind):
+    phases = {"x": torch.randn(1, 2, 4, 8), "cos": torch.ones(4, 2), "sin": torch.zeros(4, 2)}
+    calls = {
+        "parts": lambda: posenc.merge(JUNK[kind]), "part": lambda: posenc.merge([JUNK[kind]]), "name": lambda: posenc.create(JUNK[kind]),
+    }  # fmt: skip
+    expect_refusal(name, kind, calls.get(name, lambda: posenc.apply_rotary(**(phases | {name: JUNK[kind]}))))
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -101,6 +127,11 @@ def test_arguments_of_a_layer(name, kind):
         (lambda: attend(key_mask=JUNK["sparse mask"]), "key_mask is of layout sparse_coo; give key_mask.to_dense()"),
         (lambda: attend(causal=torch.zeros(2)), "causal=tensor([0., 0.]) must be True or False"),
         (lambda: attend(causal="yes"), "causal='yes' must be True or False"),
+        (lambda: posenc.Attention(16, 2, causal="no"), "causal='no' must be True or False"),
+        (lambda: posenc.Attention(16, 2, causal=None), "causal=None must be True or False"),
+        (lambda: posenc.LatentAttention(16, 2, causal="no"), "causal='no' must be True or False"),
+        (lambda: posenc.Attention(16, 2, kv_heads=1.0), "kv_heads=1.0 must be an integer"),
+        (lambda: attend(plan_with(torch.tensor(1.0))), "states must have shape [1, 2, 4, 8], got []"),
     ],
 )  # fmt: skip
 def test_messages(make, message):
@@ -116,6 +147,7 @@ def test_other_truth_values():
     expected = posenc.attend(x, x, x, causal=True)
     for causal in (1, numpy.bool_(True)):
         assert posenc.attend(x, x, x, causal=causal).equal(expected)
+        assert posenc.Attention(16, 2, causal=causal).causal is True
     assert posenc.attend(x, x, x, causal=0).equal(posenc.attend(x, x, x))
 
 

@@ -86,3 +86,25 @@ def test_a_window_is_read_in_steps_and_one_query_reads_its_window(blocks):
     blocks.clear()
     attend(q[:, :, :100], k[:, :, :100], v[:, :, :100], Plan(Positions(100)), causal=True, engine="blocked")
     assert len(blocks) == 1, "a few scores are not worth two blocks"
+
+
+@pytest.mark.parametrize("name", ["q", "bias", "key_mask", "documents", "mask", "positions", "starts"])
+def test_a_backward_pass_after_a_change_in_place_is_refused(name, few_rows):
+    """Blocks are recomputed from what was given."""
+    q, k, v = (torch.randn(2, 2, 40, 4, requires_grad=True) for _ in range(3))
+    given = {
+        "q": q, "bias": torch.randn(2, 9), "key_mask": torch.rand(2, 40) > 0.3, "documents": torch.zeros(2, 40, dtype=torch.int64),
+        "mask": torch.randn(40, 40), "positions": torch.arange(40) * 2, "starts": torch.arange(2),
+    }  # fmt: skip
+    options = {key: given[key] for key in ("key_mask", "documents", "mask")}
+    positions = Positions((given["starts"], 40), given["positions"])
+    for changed in (False, True):
+        plan = Plan(positions, lookups=(Lookup(index.clip(4, 4), bias=given["bias"] * 1),))
+        out = attend(q, k, v, plan, engine="blocked", **options)
+        if changed:
+            with torch.no_grad():
+                (plan.lookups[0].bias if name == "bias" else given[name]).zero_()
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                out.sum().backward()
+        else:
+            out.sum().backward()

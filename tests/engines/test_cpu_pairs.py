@@ -1,6 +1,7 @@
 """Biases that are read pair by pair on a CPU: any positions under any mask, against the float64 reference and its error budgets."""
 
 import warnings
+from weakref import WeakSet
 
 import pytest
 import torch
@@ -280,6 +281,26 @@ def test_positions_that_change_in_place_are_read_again():
             encoding.table.mul_(-2.0)
 
 
+@pytest.mark.parametrize("name", ["key_mask", "documents", "mask", "positions", "starts"])
+def test_a_backward_pass_after_a_change_in_place_is_refused(name, form):
+    """As everywhere in autograd: it would read other pairs than the forward pass."""
+    at, starts, real = torch.arange(42) * 3, torch.arange(B), torch.rand(B, 42) > 0.3
+    ids, added = torch.zeros(B, 42, dtype=torch.int64), torch.randn(42, 42)
+    options = {"key_mask": dict(key_mask=real), "documents": dict(documents=ids), "mask": dict(mask=added)}.get(
+        name, {}
+    )
+    positions = Positions((starts, 42), at) if name == "starts" else Positions(at)
+    q, k, v = tensors(42, 42)
+    for changed in (False, True):
+        out = attend(q, k, v, Plan(positions, slopes=leaf(H)), engine="cpu", **options)
+        if changed:
+            {"key_mask": real, "documents": ids, "mask": added, "positions": at, "starts": starts}[name].zero_()
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                out.sum().backward()
+        else:
+            out.sum().backward()
+
+
 @pytest.mark.parametrize("name", ["grid", "gaps", "slopes"])
 def test_nan_is_seen_where_it_is_visible_only(name, form):
     """Queries of few keys too, where PyTorch's kernel would give zeros."""
@@ -292,6 +313,16 @@ def test_nan_is_seen_where_it_is_visible_only(name, form):
             hit = torch.zeros(B, H, length, dtype=torch.bool)
             hit[1, 2, 5 : 6 if place == "query" else None] = True
             assert torch.equal(out.isnan().any(-1), hit), (length, place)
+
+
+@pytest.mark.parametrize("masked", ["none", "causal", "padding"])
+@pytest.mark.parametrize("rows", [slice(0, 7), slice(0, 4), slice(3, 4)], ids=str)
+def test_a_table_may_hide_all_keys_of_a_query(rows, masked, form):
+    """Zeros and zero gradients, as behind a mask."""
+    table, at = leaf(H, 7), torch.arange(42) * 2
+    with torch.no_grad():
+        table[0, rows] = float("-inf")
+    compare(*tensors(42, 42), Plan(Positions(at), lookups=(Lookup(clip(3, 3), bias=table),)), **masks(42, 42)[masked])
 
 
 def count_saved(call):
@@ -315,6 +346,26 @@ def test_what_is_kept_for_the_backward_pass(monkeypatch):
         assert count <= kept
 
 
+def test_blocks_of_a_grid_that_is_too_large_to_be_kept_are_made_one_by_one(monkeypatch):
+    alive, most = WeakSet(), []
+
+    class Counted(pair_blocks.Block):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            alive.add(self)
+            most.append(len(alive))
+
+    monkeypatch.setattr(pair_blocks, "Block", Counted)
+    monkeypatch.setattr(pair_blocks, "_kept", Memo(8, 200 * 200))
+    monkeypatch.setattr(block_sizes, "KEPT_SCORES", 0)
+    monkeypatch.setattr(blocked, "LEAST", 1)
+    encoding = posenc.create("grid_bias", heads=H, window=(10, 20)).double()
+    q, k, v = tensors(200, 200)
+    attend(q, k, v, encoding.plan(Positions(200)), causal=True).sum().backward()
+    assert len(most) >= 6
+    assert max(most) <= 2
+
+
 def test_who_runs_what():
     """Dropout needs the probabilities, a learned mask its own gradient, and content terms the queries."""
     encoding = posenc.create("grid_bias", heads=H, window=(6, 7)).double()
@@ -324,9 +375,11 @@ def test_who_runs_what():
     assert explain(q, k, v, plan).engine == "cpu"
     assert explain(q, k, v, plan, causal=True, dropout=0.1).engine == "blocked"
     assert explain(q, k, v, plan, mask=leaf(42, 42)).engine == "blocked"
+    assert "dropout needs the probabilities" in explain(q, k, v, plan, dropout=0.1).reasons["cpu"]
+    assert "the mask wants a gradient" in explain(q, k, v, plan, mask=leaf(42, 42)).reasons["cpu"]
     at = torch.arange(42) * 2
     content = Plan(Positions(at), lookups=(Lookup(clip(3, 3), dot_query=leaf(H, 7, D)),))
-    assert "not contiguous" in explain(q, k, v, content).reasons["cpu"]
+    assert "not contiguous, and a term reads queries" in explain(q, k, v, content).reasons["cpu"]
     pair = Plan(Positions(42), pair=lambda p, r: (r[..., None, :] - p[..., :, None]).abs().double())
     assert "pair" in explain(q, k, v, pair).reasons["cpu"]
     half = Plan(Positions(at), scale=leaf(H, 1), slopes=leaf(H))

@@ -77,6 +77,10 @@ class Mask:
         """Whether there is no mask tensor: only causality and a window, or nothing."""
         return self.key_mask is None and self.documents is None and self.extra is None
 
+    def tensors(self) -> list[Tensor]:
+        """The tensors that are given."""
+        return [x for x in (self.key_mask, *(self.documents or ()), self.extra) if x is not None]
+
     def allowed(
         self, q_length: int, k_length: int, device, rows: slice = slice(None), columns: slice = slice(None)
     ) -> Tensor | None:
@@ -137,7 +141,7 @@ def make_mask(
         known = f"the masks are {', '.join(MaskOptions.__annotations__)}"
         raise TypeError("; ".join(f"unknown argument {name}: {OTHER_NAMES.get(name, known)}" for name in unknown))
     if causal is not True and causal is not False:
-        causal = _as_truth("causal", causal)
+        causal = as_truth("causal", causal)
     if window is None and key_mask is None and documents is None and mask is None:
         return CAUSAL if causal else OPEN
     batch, heads, q_length, _ = q.shape
@@ -240,7 +244,7 @@ def as_bool_mask(mask: Tensor, name: str) -> Tensor:
     return mask != 0
 
 
-def _as_truth(name: str, value: Any) -> bool:
+def as_truth(name: str, value: Any) -> bool:
     """A bool, 0, 1, or a bool of another library."""
     is_symbol = isinstance(value, torch.SymBool)
     if not is_symbol and (isinstance(value, (Tensor, float)) or type(value).__hash__ is None or value not in (0, 1)):

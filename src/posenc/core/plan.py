@@ -220,7 +220,7 @@ class Plan:
                         f"lookups[{number}] reads axis {part.axis}, but the positions have {len(positions.q_axes)} axes; "
                         "give them to Positions ([B, L, axes], or more=[(q, k)])"
                     )
-            width = size if lookup.states is None else lookup.states.shape[-1]
+            width = size if lookup.states is None or not lookup.states.dim() else lookup.states.shape[-1]
             shapes = {
                 "bias": (heads, index.n), "dot_query": (heads, index.n, width), "dot_key": (heads, index.n, size),
                 "states": (batch, heads, q_length, width), "add_value": (heads, index.n, v_size), "query_shift": (heads, width),

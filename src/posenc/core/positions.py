@@ -217,6 +217,11 @@ class Positions:
         return self.k.amax(-1).to(torch.int64) + 1
 
     # ---- tensors --------------------------------------------------------------------------------------------
+    def tensors(self) -> list[Tensor]:
+        """The tensors that are given: positions, and starts of runs."""
+        sides = [side.start if isinstance(side, Run) else side for side in (*self.q_axes, *self.k_axes)]
+        return [x for x in sides if isinstance(x, Tensor)]
+
     def q_positions(self, device=None, axis: int = 0) -> Tensor:
         """[Lq] or [B, Lq], int64."""
         return _positions(self.q_axes[axis], device)

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from .precision import keep_dtypes
+
 
 def pack_tensors(inputs: Sequence[Tensor | None]) -> tuple[list[Tensor], list[int]]:
     """The tensors that are not None, and their numbers: operators take no None in a list."""
@@ -37,12 +39,13 @@ def direct_apply(function: type[torch.autograd.Function]) -> Callable:
 
 
 def first_derivatives_only(backward: Callable) -> Callable:
-    """A backward whose results raise where they are differentiated again. PyTorch's `once_differentiable` marks them with leaves of its own, so
+    """A backward that keeps its dtypes under autocast, and whose results raise where they are differentiated again. PyTorch's `once_differentiable` marks them with leaves of its own, so
     `torch.autograd.grad`, which visits only what leads to its inputs, takes them for constants, in silence.
 
     The marked results depend on the incoming gradients, the saved tensors and those in ctx.more, which it is enough to set where
     the gradient depends on an input that is not saved.
     """
+    backward = keep_dtypes(backward)
 
     @wraps(backward)
     def call(ctx, *grads):

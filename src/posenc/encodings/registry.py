@@ -231,6 +231,8 @@ def info(name: str) -> EncodingInfo:
         >>> posenc.info("alibi").class_name
         'ALiBi'
     """
+    if not isinstance(name, str):
+        raise ValueError(f"an encoding's name must be a string, got {name!r}; the encodings are {', '.join(ENCODINGS)}")
     if name not in ENCODINGS:
         if name in OWN_ATTENTION:
             own = OWN_ATTENTION[name]

@@ -27,6 +27,8 @@ from ..core.torch_modes import transform_reason
 from . import reference
 from .lowering import LoweredPlan
 
+Attention = Callable[[Tensor, Sequence[Tensor], Sequence[Tensor], slice, slice], tuple[Tensor, Tensor]]
+"""Of queries, pieces of keys and of values, rows and columns: the output and the log-sum-exp."""
 SCORES = 1 << 22
 """Scores of one block: 16 MiB of float32 ..."""
 FEWEST = 64
@@ -59,14 +61,16 @@ def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> tuple[Tensor, 
     if mask.extra is not None and mask.extra.is_floating_point():
         mask = replace(mask, extra=mask.extra.to(precision))
     is_large = heads * sum((i.stop - i.start) * (j.stop - j.start) for i, j in zip(rows, columns, strict=True)) > SCORES
-    attention = partial(_attention, plan=plan, mask=mask, dropout=dropout)
+    attention: Attention = partial(_attention, plan=plan, mask=mask, dropout=dropout)
+    if is_large and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        terms = [tensor for _, tensor in plan.tensors()]
+        attention = refuse_changes(attention, [q, k, v, *terms, *mask.tensors(), *plan.positions.tensors()])
     return run_blocks(q, k, v, rows, columns, attention, is_large)
 
 
 def run_blocks(
-    q: Tensor, k: Tensor, v: Tensor, rows: list[slice], columns: list[slice],
-    attention: Callable[[Tensor, Sequence[Tensor], Sequence[Tensor], slice, slice], tuple[Tensor, Tensor]], is_large: bool,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    q: Tensor, k: Tensor, v: Tensor, rows: list[slice], columns: list[slice], attention: Attention, is_large: bool
+) -> tuple[Tensor, Tensor]:
     """attention(queries, pieces of keys, pieces of values, rows, columns) of each block; is_large: recompute it in backward."""
     # in float32 here, so that the blocks' gradients are summed in float32
     precision = torch.promote_types(q.dtype, torch.float32)
@@ -87,6 +91,22 @@ def run_blocks(
         return parts[0]
     outs, lses = zip(*parts, strict=True)
     return torch.cat(outs, 2), torch.cat(lses, 2)
+
+
+def refuse_changes(attention: Attention, tensors: list[Tensor]) -> Attention:
+    """The same, which raises where one of the tensors was changed in place since now. Autograd refuses that for what it saves; what is
+    recomputed would have other gradients, in silence."""
+    given = [(x, x._version) for x in tensors if not x.is_inference()]
+
+    def call(*arguments):
+        if any(x._version != version for x, version in given):
+            raise RuntimeError(
+                "q, k, v, a term, a mask or positions of attention have been modified by an inplace operation before the backward pass, "
+                "which reads them again; give attention a copy: x.clone()"
+            )
+        return attention(*arguments)
+
+    return call
 
 
 def block_rows(heads: int, q_length: int, k_length: int, limits: Window) -> int:

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from ..core.encoding import Encoding, follow_assigned
 from ..core.formulas import head_size
-from ..core.mask import Window, make_window
-from ..core.options import require_number
+from ..core.mask import Window, as_truth, make_window
+from ..core.options import WIDEST, require_int, require_number
 from ..core.plan import Plan
 from ..core.plan_checks import check_states
 from ..core.positions import Positions
@@ -74,10 +74,12 @@ class Attention(nn.Module):
         layer_idx: int | None = None, context_parallel: Any = None, strategy: Strategy | None = None,
     ):  # fmt: skip
         super().__init__()
-        kv_heads = heads if kv_heads is None else kv_heads
-        if heads < 1 or kv_heads < 1 or heads % kv_heads:
-            raise ValueError(f"heads={heads} must be a multiple of kv_heads={kv_heads}")
         head_dim = head_size(d_model, heads, head_dim)
+        kv_heads = heads if kv_heads is None else require_int("kv_heads", kv_heads, least=1, most=WIDEST)
+        if heads % kv_heads:
+            raise ValueError(f"heads={heads} must be a multiple of kv_heads={kv_heads}")
+        causal, bias = as_truth("causal", causal), as_truth("bias", bias)
+        out_bias = bias if out_bias is None else as_truth("out_bias", out_bias)
         require_number("dropout", dropout, least=0.0, below=1.0)
         if window is not None:
             make_window(window)
@@ -109,7 +111,7 @@ class Attention(nn.Module):
         self.q_proj = nn.Linear(d_model, heads * head_dim, bias=bias)
         self.k_proj = nn.Linear(d_model, kv_heads * head_dim, bias=bias)
         self.v_proj = nn.Linear(d_model, kv_heads * head_dim, bias=bias)
-        self.o_proj = nn.Linear(heads * head_dim, d_model, bias=bias if out_bias is None else out_bias)
+        self.o_proj = nn.Linear(heads * head_dim, d_model, bias=out_bias)
         self.encoding.reset_host(self)
 
     def extra_repr(self) -> str:

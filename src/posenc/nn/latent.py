@@ -10,8 +10,10 @@ from torch import Tensor, nn
 
 from ..core.encoding import Encoding, follow_assigned
 from ..core.errors import OptionError
+from ..core.mask import as_truth
 from ..core.options import WIDEST, require_bool, require_int
 from ..core.plan import Plan
+from ..core.plan_checks import check_states
 from ..core.rotation import Rotation
 from ..core.torch_modes import call_like
 from ..encodings.none import NoPosition
@@ -62,6 +64,7 @@ class LatentAttention(nn.Module):
             require_int(name, size, least=1, most=WIDEST)
         if absorb is not None:
             require_bool("absorb", absorb)
+        causal, bias = as_truth("causal", causal), as_truth("bias", bias)
         if encoding is None:
             encoding = RoPE(head_dim=nope_dim + rope_dim, rotary_dim=rope_dim, layout="interleaved")
         if not isinstance(encoding, Encoding):
@@ -109,8 +112,7 @@ class LatentAttention(nn.Module):
         documents: Tensor | None = None, cache: KVCache | LayerCache | None = None,
     ) -> Tensor:  # fmt: skip
         """x [B, L, d_model] -> [B, L, d_model]; the arguments are those of `Attention`."""
-        if x.dim() != 3 or x.shape[2] != self.d_model:
-            raise ValueError(f"x must be [B, L, {self.d_model}], got {list(x.shape)}")
+        check_states("x", x, self.d_model)
         slot = find_slot(cache, self, x, cross=False)
         sequence = resolve_sequence(
             self.encoding, x, cache=slot, positions=positions, key_mask=key_mask, documents=documents

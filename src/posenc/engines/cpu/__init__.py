@@ -45,7 +45,8 @@ def supports(lowered: LoweredPlan) -> str | None:
     if reason is not None:
         return reason
     reason = structure_reason(lowered)
-    return None if reason is None or pairs.takes(lowered) else reason
+    other = None if reason is None else pairs.refusal(lowered)
+    return None if reason is None or other is None else reason if other in reason else f"{reason}, and {other}"
 
 
 def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> tuple[Tensor, Tensor | None]:

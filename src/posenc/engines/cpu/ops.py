@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ...core.plan_checks import holds_nan
+from ...core.precision import no_autocast
 from ...core.torch_modes import pack_tensors, unpack_tensors
 from . import backward as backward_pass
 from . import forward as forward_pass
@@ -98,11 +99,12 @@ def _backward(
     """Gradients of q, k, v and of those of (q, k, v, *Terms) whose numbers are in `needed`."""
     q, k, v, terms = _unpack(tensors, present)
     flags = [3 + number in needed for number in range(len(terms))]
-    if grad_lse is None and fused_backward.applies(q, k, terms, _band(band), flags):
-        own = fused_backward.backward(grad, q, k, v, out, lse, far_left, terms, _band(band), scale, flags[0])
-        if own is not None:
-            return own
-    result = backward_pass.backward(grad, grad_lse, q, k, v, out, terms, _band(band), scale, flags)
+    with no_autocast(q.device):
+        if grad_lse is None and fused_backward.applies(q, k, terms, _band(band), flags):
+            own = fused_backward.backward(grad, q, k, v, out, lse, far_left, terms, _band(band), scale, flags[0])
+            if own is not None:
+                return own
+        result = backward_pass.backward(grad, grad_lse, q, k, v, out, terms, _band(band), scale, flags)
     grads = [result.q.to(q.dtype), result.k.to(k.dtype), result.v.to(v.dtype)]
     return grads + [grad.to(t.dtype) for t, grad in zip(terms, result.terms) if t is not None and grad is not None]
 

@@ -113,10 +113,6 @@ class Block:
     def sees_none(self) -> bool:
         return self.columns.start == self.columns.stop
 
-    @property
-    def numbers(self) -> int:
-        return sum([at.numel() for at in self.at])
-
     def mask(self, terms: Terms, texts: Texts, heads: slice) -> Tensor:
         """[b or 1, h or 1, R, K], what is added to the scores of these heads; 0 for a query that sees no key."""
         total: Tensor | None = None
@@ -173,18 +169,36 @@ class Blocks:
         """Whether the probabilities are kept for backward."""
         self.decays_differ = plan.decay is not None and any(x.shape[0] > 1 for x in plan.decay)
         self._key: tuple | None = None
-        if plan.positions.is_constant and lowered.mask.plain and not self.decays_differ:
+        is_constant = plan.positions.is_constant and lowered.mask.plain and not self.decays_differ
+        if is_constant and 2 * self._count_numbers() <= _kept.numbers:  # others would not be kept
             sides = [side for axis in self.axes for side in (plan.positions.q_axes[axis], plan.positions.k_axes[axis])]
             known = tuple(map(dense_bias.identity, sides))
             self._key = (known, self.indices, self.slopes, lowered.mask.limits, self.sizes, self.heads, self.precision)
 
+    def given(self) -> list[Tensor]:
+        """The tensors that it reads each time, which a caller may change."""
+        return self.mask.tensors() + ([] if self.positions.is_constant else self.positions.tensors())
+
     def __iter__(self) -> Iterator[tuple[Texts, Block]]:
         if self._key is None:
             return self._make()
-        made = _kept.find_or_make(
-            self._key, lambda: list(self._make()), lambda made: sum([block.numbers for _, block in made])
-        )
+        made = _kept.find_or_make(self._key, lambda: list(self._make()), lambda _: self._count_numbers())
         return iter([(texts._replace(batch=slice(0, self.batch)), block) for texts, block in made])
+
+    def _count_numbers(self) -> int:
+        """Of all blocks, where the rows of the batch share them."""
+        q_length, k_length = self.sizes
+        count = 0
+        for rows in self._rows(1):
+            columns = blocked.visible_keys(rows, k_length - q_length, k_length, self.mask.limits)
+            count += (rows.stop - rows.start) * (columns.stop - columns.start)
+        return count * (len(self.indices) + self.slopes)
+
+    def _rows(self, texts: int) -> list[slice]:
+        """The queries of each block of so many texts."""
+        q_length = self.sizes[0]
+        step = blocked.block_rows(self.heads * texts, *self.sizes, self.mask.limits)
+        return [slice(first, min(first + step, q_length)) for first in range(0, q_length, step)]
 
     def _make(self) -> Iterator[tuple[Texts, Block]]:
         q, k = self.positions.q_positions, self.positions.k_positions
@@ -197,9 +211,7 @@ class Blocks:
         count = min(self.batch, max(1, block_sizes.VARIED_SCORES // pairs)) if differ else self.batch
         for start in range(0, self.batch, count):
             texts = self._select(slice(start, min(start + count, self.batch)), positions)
-            step = blocked.block_rows(self.heads * (count if differ else 1), *self.sizes, self.mask.limits)
-            for first in range(0, self.sizes[0], step):
-                rows = slice(first, min(first + step, self.sizes[0]))
+            for rows in self._rows(count if differ else 1):
                 yield texts, Block(texts, self.indices, self.slopes, rows, self.sizes, self.precision)
 
     def _select(self, batch: slice, positions: dict[int, tuple[Tensor, Tensor]]) -> Texts:

@@ -27,15 +27,20 @@ from .head_block import NEG_INF, share_blocks
 from .pair_blocks import Block, Blocks, make_terms, own_heads, own_texts
 
 
-def takes(lowered: LoweredPlan) -> bool:
-    """Whether a plan adds numbers to pairs and nothing else, and dropout and the gradient of a mask are not wanted. Not in compiled code: a
-    graph of the blocks would be as long as the text."""
+def refusal(lowered: LoweredPlan) -> str | None:
+    """Why a plan is more than numbers added to pairs, or its call needs more than PyTorch's attention gives; None: it runs here."""
     facts = lowered.facts
-    if facts.pair or facts.dropout or facts.mask == "learned" or torch.compiler.is_compiling():
-        return False
-    if facts.scale == "tensor" and facts.dtype.itemsize < 4:  # it would round the queries
-        return False
-    return all(name == "bias" for x in lowered.plan.lookups for name, _ in x.tensors())
+    if facts.pair:
+        return "pair is a function of positions"
+    if facts.dropout:
+        return "dropout needs the probabilities themselves"
+    if facts.mask == "learned":
+        return "the mask wants a gradient"
+    if facts.scale == "tensor" and facts.dtype.itemsize < 4:
+        return "a scale for each query would round half precision"
+    if any(name != "bias" for x in lowered.plan.lookups for name, _ in x.tensors()):
+        return "a term reads queries, keys or values"
+    return "a compiled graph of its blocks would be as long as the text" if torch.compiler.is_compiling() else None
 
 
 def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> tuple[Tensor, Tensor | None]:
@@ -45,7 +50,9 @@ def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> tuple[Tensor, 
         q, plan = further_axes.prescale(q, plan)
         scale = 1.0
     decay_q, decay_k = plan.decay or (None, None)
-    tables = [x.bias for x in plan.lookups]
+    tables = [x.bias for x in plan.lookups if x.bias is not None]
+    if any(table.detach().amin().item() == NEG_INF for table in tables):  # they may hide all keys of a query
+        return blocked.run(given, k, v, lowered)
     out, lse = _apply(Blocks(lowered), scale, q, k, v, plan.slopes, decay_q, decay_k, *tables)
     if (facts.is_limited or not mask.plain) and holds_nan(out):  # a masked key or value may hold NaN
         return blocked.run(given, k, v, lowered)
@@ -82,8 +89,10 @@ class _Attend(torch.autograd.Function):
                 whole = o.new_empty(batch, q_length, heads, size).transpose(1, 2), s.new_empty(batch, heads, q_length)
             at = texts.batch, slice(None), block.rows
             whole[0][at], whole[1][at] = o[..., :size], s
-        ctx.save_for_backward(q, k, v, slopes, decay_q, decay_k, *tables, *kept)
-        ctx.facts = blocks, scale, threads, len(tables)
+        # what the blocks read is saved too: autograd then refuses a backward pass after it was changed in place
+        given = [x for x in blocks.given() if not x.is_inference()]
+        ctx.save_for_backward(q, k, v, slopes, decay_q, decay_k, *tables, *kept, *given)
+        ctx.facts = blocks, scale, threads, len(tables), len(kept)
         ctx.set_materialize_grads(False)
         assert whole is not None
         return whole
@@ -93,8 +102,8 @@ class _Attend(torch.autograd.Function):
     def backward(ctx, grad: Tensor | None, grad_lse: Tensor | None):
         saved = ctx.saved_tensors  # once: PyTorch's checkpoints free what they hand out
         q, k, v, slopes, decay_q, decay_k, *others = saved
-        blocks, scale, threads, count = ctx.facts
-        tables, kept = others[:count], iter(others[count:])
+        blocks, scale, threads, table_count, kept_count = ctx.facts
+        tables, kept = others[:table_count], iter(others[table_count : table_count + kept_count])
         terms = make_terms(blocks.precision, slopes, decay_q, decay_k, tuple(tables))
         grad = q.new_zeros(*q.shape[:3], v.shape[3]) if grad is None else grad
         given, wanted = (*terms[1:4], *terms.tables), ctx.needs_input_grad[5:]

@@ -48,10 +48,8 @@ def kernel(subject: Subject, options: Mapping[str, Any], length: int) -> str:
         subject.encoding.plan(Positions(2))
         plan = "encoding.plan(positions)"
     except ValueError:
-        has_gates = (
-            subject.encoding.keep(torch.ones(1, 1, d_model)) is not None
-        )  # drawn in float64, as analysis.Subject.plan does
-        dtype = ", dtype=torch.float64" if has_gates else ""
+        gates = subject.encoding.keep(torch.ones(1, 1, d_model))
+        dtype = "" if gates is None else ", dtype=torch.float64"  # as analysis.Subject.plan draws them
         plan = f"encoding.plan(positions, x=torch.ones(1, {length}, {d_model}{dtype}))"
     rotary = subject.plan(Positions(2)).rotate is not None
     lines.append(f"q = k = torch.ones(1, {heads}, {length}, {head_dim}, dtype=torch.float64)")
