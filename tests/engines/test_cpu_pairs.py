@@ -1,6 +1,7 @@
 """Biases that are read pair by pair on a CPU: any positions under any mask, against the float64 reference and its error budgets."""
 
 import warnings
+from dataclasses import replace
 from weakref import WeakSet
 
 import pytest
@@ -323,6 +324,57 @@ def test_a_table_may_hide_all_keys_of_a_query(rows, masked, form):
     with torch.no_grad():
         table[0, rows] = float("-inf")
     compare(*tensors(42, 42), Plan(Positions(at), lookups=(Lookup(clip(3, 3), bias=table),)), **masks(42, 42)[masked])
+
+
+def functions(q_length, k_length):
+    """Functions of positions of every shape that they may return, beside other terms."""
+    weight = torch.randn(H, 1, 1, dtype=torch.float64)
+    one = Positions(torch.arange(k_length)[k_length - q_length :] * 2, torch.arange(k_length) * 2)
+    rows = torch.randint(0, 60, (B, k_length))
+    each = Positions(rows[:, k_length - q_length :], rows)
+
+    def of(p_q, p_k):
+        return (0.3 * p_k[..., None, :] - (p_q[..., :, None] + 1.0).sqrt()).cos().double()
+
+    grid = grid_plan(7, 6, q_length, k_length)
+    return {
+        "pairs": Plan(one, pair=of),
+        "heads": Plan(one, pair=lambda p_q, p_k: weight * of(p_q, p_k)),
+        "texts": Plan(each, pair=lambda p_q, p_k: of(p_q, p_k)[:, None], slopes=leaf(H)),
+        "all": Plan(one, pair=lambda p_q, p_k: (weight * of(p_q, p_k)).expand(B, -1, -1, -1), slopes=leaf(H)),
+        "axes": replace(grid, pair=lambda p_q, p_k: weight * of(p_q[..., 1], p_k[..., 2]), pair_axes=True),
+        "hides": Plan(one, pair=lambda p_q, p_k: torch.where(p_q[:, None] % 3 > p_k % 4, -torch.inf, of(p_q, p_k))),
+    }
+
+
+@pytest.mark.parametrize("q_length, k_length", [(42, 42), (11, 42)])
+@pytest.mark.parametrize("masked", ["none", "causal", "window", "padding", "documents", "added"])
+@pytest.mark.parametrize("name", list(functions(4, 4)))
+def test_functions_of_positions_where_no_gradient_is_wanted(name, masked, q_length, k_length, form, monkeypatch):
+    monkeypatch.setattr(blocked, "FUNCTION_PAIRS", 1)
+    q, k, v = tensors(q_length, k_length)
+    plan, options = functions(q_length, k_length)[name], masks(q_length, k_length)[masked]
+    with torch.no_grad():
+        assert explain(q, k, v, plan, **options).engine == "cpu"
+        ours, theirs = (attend(q, k, v, plan, engine=x, **options) for x in ("cpu", "reference"))
+        assert explain(q, k, v, plan, return_lse=True, **options).engine == "blocked"
+    torch.testing.assert_close(ours, theirs, atol=1e-10, rtol=1e-10)
+    assert explain(q, k, v, plan, **options).engine == "blocked"
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+def test_functions_of_positions_are_called_for_few_pairs(gradient):
+    pairs = []
+
+    def count(p_q, p_k):
+        pairs.append(len(p_q) * len(p_k))
+        return (p_k - p_q[:, None]).abs().float()
+
+    q = torch.randn(1, 1, 2000, 8, requires_grad=gradient)
+    with torch.set_grad_enabled(gradient):
+        attend(q, q, q, Plan(Positions(2000), pair=count), causal=True)
+    assert len(pairs) > 20
+    assert max(pairs) <= blocked.FUNCTION_PAIRS
 
 
 def count_saved(call):

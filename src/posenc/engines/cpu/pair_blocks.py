@@ -10,8 +10,9 @@ The blocks of numbered patches, whose positions are kept, are kept too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -22,7 +23,7 @@ from ...core.index import Grid, Index
 from ...core.mask import Mask
 from ...core.memo import Memo
 from ...core.tables import add
-from .. import blocked, dense_bias
+from .. import blocked, dense_bias, reference
 from ..lowering import LoweredPlan
 from . import block_sizes
 from .head_block import NEG_INF
@@ -47,14 +48,16 @@ class Terms(NamedTuple):
     decay_q: Tensor | None  # [B or 1, H, Lq], in the digits that they were given in
     decay_k: Tensor | None  # [B or 1, H, Lk]
     tables: list[Tensor]  # [H or 1, n + 1]; the last row hides
+    pair: Callable[[slice, slice], Tensor] | None  # of queries and keys: [R, K] or [B or 1, H or 1, R, K]
 
 
 def make_terms(
-    precision: torch.dtype, slopes: Tensor | None, decay_q: Tensor | None, decay_k: Tensor | None, tables: tuple[Tensor, ...]
+    precision: torch.dtype, slopes: Tensor | None, decay_q: Tensor | None, decay_k: Tensor | None, tables: tuple[Tensor, ...],
+    pair: Callable[[slice, slice], Tensor] | None = None,
 ) -> Terms:  # fmt: skip
     exact = [None if x is None else x.to(torch.promote_types(x.dtype, precision)) for x in (decay_q, decay_k)]
     padded = [pad(table.to(precision), (0, 1), value=NEG_INF) for table in tables]
-    return Terms(precision, None if slopes is None else slopes.to(precision), exact[0], exact[1], padded)
+    return Terms(precision, None if slopes is None else slopes.to(precision), exact[0], exact[1], padded, pair)
 
 
 class Block:
@@ -125,6 +128,10 @@ class Block:
             c_q, c_k = (own_heads(own_texts(x, texts.batch), heads) for x in (terms.decay_q, terms.decay_k))
             # their difference first: each alone is as large as the text is long
             total = add(total, (c_q[..., self.rows, None] - c_k[..., None, self.columns]).to(terms.precision))
+        if terms.pair is not None:
+            pair = terms.pair(self.rows, self.columns).to(terms.precision)
+            pair = pair.view((1,) * (4 - pair.dim()) + pair.shape)
+            total = add(total, own_heads(own_texts(pair, texts.batch), heads))
         if self.added is not None:
             total = add(total, own_heads(self.added, heads))
         if total is None:
@@ -153,6 +160,7 @@ class Blocks:
 
     def __init__(self, lowered: LoweredPlan):
         plan, facts, self.mask = lowered.plan, lowered.facts, lowered.mask
+        self.pair = None if plan.pair is None else partial(reference.pair_block, plan, CPU)
         self.positions = plan.positions
         self.indices = tuple([x.index for x in plan.lookups])
         self.slopes = plan.slopes is not None
@@ -198,6 +206,8 @@ class Blocks:
         """The queries of each block of so many texts."""
         q_length = self.sizes[0]
         step = blocked.block_rows(self.heads * texts, *self.sizes, self.mask.limits)
+        if self.pair is not None:
+            step = min(step, blocked.function_rows(self.sizes[1]))
         return [slice(first, min(first + step, q_length)) for first in range(0, q_length, step)]
 
     def _make(self) -> Iterator[tuple[Texts, Block]]:
@@ -208,7 +218,9 @@ class Blocks:
             x is not None and x.shape[0] > 1 for both in (given, *positions.values()) for x in both
         )
         pairs = self.heads * self.sizes[0] * self.sizes[1]
-        count = min(self.batch, max(1, block_sizes.VARIED_SCORES // pairs)) if differ else self.batch
+        count = self.batch  # a function of positions is called for all texts at once
+        if differ and self.pair is None:
+            count = min(count, max(1, block_sizes.VARIED_SCORES // pairs))
         for start in range(0, self.batch, count):
             texts = self._select(slice(start, min(start + count, self.batch)), positions)
             for rows in self._rows(count if differ else 1):

@@ -1,7 +1,7 @@
 """Biases of any positions under any mask: PyTorch's attention, a block of queries at a time, with what is added to each pair as its mask.
 
 It runs what is no function of the distance between consecutive tokens (tables over grids of patches, positions with gaps, documents and
-dense masks of long texts) in O(block · L) memory: pair_blocks.py makes the masks. Backward the scores of some heads are made again; in short
+dense masks of long texts, where no gradient is wanted functions of positions) in O(block · L) memory: pair_blocks.py makes the masks. Backward the scores of some heads are made again; in short
 texts the probabilities are kept. The gradient of each pair is added to its row of the table:
 
     dS [b, h, R, K]  ── sum over texts ──▶  [h, R · K]  ── added in the order of the pairs ──▶  d_table [h, n]
@@ -30,8 +30,10 @@ from .pair_blocks import Block, Blocks, make_terms, own_heads, own_texts
 def refusal(lowered: LoweredPlan) -> str | None:
     """Why a plan is more than numbers added to pairs, or its call needs more than PyTorch's attention gives; None: it runs here."""
     facts = lowered.facts
-    if facts.pair:
-        return "pair is a function of positions"
+    if facts.pair and torch.is_grad_enabled():
+        return "pair is a function of positions, which may read tensors that want gradients"
+    if facts.pair and facts.return_lse:
+        return "pair is a function of positions, which may hide all keys of a query, whose log-sum-exp is not known then"
     if facts.dropout:
         return "dropout needs the probabilities themselves"
     if facts.mask == "learned":
@@ -54,7 +56,9 @@ def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> tuple[Tensor, 
     if any(table.detach().amin().item() == NEG_INF for table in tables):  # they may hide all keys of a query
         return blocked.run(given, k, v, lowered)
     out, lse = _apply(Blocks(lowered), scale, q, k, v, plan.slopes, decay_q, decay_k, *tables)
-    if (facts.is_limited or not mask.plain) and holds_nan(out):  # a masked key or value may hold NaN
+    if (facts.is_limited or not mask.plain or facts.pair) and holds_nan(
+        out
+    ):  # a masked key or value may hold NaN; a function hide all keys
         return blocked.run(given, k, v, lowered)
     return out, lse if facts.return_lse else None
 
@@ -65,7 +69,7 @@ class _Attend(torch.autograd.Function):
         ctx, blocks: Blocks, scale: float, q: Tensor, k: Tensor, v: Tensor, slopes: Tensor | None,
         decay_q: Tensor | None, decay_k: Tensor | None, *tables: Tensor,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        terms = make_terms(blocks.precision, slopes, decay_q, decay_k, tables)
+        terms = make_terms(blocks.precision, slopes, decay_q, decay_k, tables, blocks.pair)
         batch, heads, q_length, _ = q.shape
         size = v.shape[3]
         whole = None
