@@ -33,7 +33,9 @@ def refusal(lowered: LoweredPlan) -> str | None:
     if facts.pair and torch.is_grad_enabled():
         return "pair is a function of positions, which may read tensors that want gradients"
     if facts.pair and facts.return_lse:
-        return "pair is a function of positions, which may hide all keys of a query, whose log-sum-exp is not known then"
+        return (
+            "pair is a function of positions, which may hide all keys of a query, whose log-sum-exp is not known then"
+        )
     if facts.dropout:
         return "dropout needs the probabilities themselves"
     if facts.mask == "learned":
