@@ -87,3 +87,22 @@ def test_attention_with_biases_that_learn(heads, batch):
     (first,) = torch.autograd.grad((attend(*inputs) * weights).sum(), table, create_graph=True)
     with pytest.raises(RuntimeError, match="first derivatives only"):
         first.sum().backward()
+
+
+@pytest.mark.parametrize("moved", [1, 1 << 20])
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("before, columns, after", [(0, 12, 0), (3, 9, 0), (0, 1, 11), (5, 1, 6), (5, 2, 5), (4, 5, 3)])
+def test_sums_by_distance_are_the_transpose_of_reading_by_distance(
+    before, columns, after, transposed, moved, monkeypatch
+):
+    monkeypatch.setattr(dense_terms, "MOVED", moved)
+    rows, keys = 6, 7
+    products = torch.randn(3, 2, rows, columns, dtype=torch.float64, requires_grad=True)
+    grad = torch.randn(2, 3, rows, keys, dtype=torch.float64).transpose(0, 1) if transposed else torch.randn(3, 2, rows, keys, dtype=torch.float64)  # fmt: skip
+    at = (torch.arange(keys) - torch.arange(rows)[:, None] + rows - 1 - before).clamp(0, columns - 1)
+    read = products.gather(-1, at.expand(3, 2, -1, -1))
+    torch.testing.assert_close(dense_terms.by_pair(products, before, after, keys), read, rtol=0, atol=0)
+    (expected,) = torch.autograd.grad(read, products, grad)
+    found = dense_terms.sum_pairs(grad, before, after, columns)
+    assert found.is_contiguous()
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)

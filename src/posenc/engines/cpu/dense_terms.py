@@ -129,6 +129,10 @@ FEW_PAIRS = 1 << 13
 """Heads times pairs up to which a table's gradient is summed pair by pair: fewer operations than diagonal by diagonal."""
 
 
+MOVED = 1 << 20
+"""Numbers that are moved to their distances at once: 4 MiB of float32."""
+
+
 @lru_cache(maxsize=8)
 def _rows_of_pairs(index: Index, lowest: int, q_length: int, k_length: int) -> Tensor:
     """[Lq * Lk]: the table's row of each pair."""
@@ -322,22 +326,26 @@ def by_pair(products: Tensor, before: int, after: int, keys: int) -> Tensor:
 
 
 def sum_pairs(grad: Tensor, before: int, after: int, columns: int) -> Tensor:
-    """The gradient of `by_pair`: [B, H, R, K] -> [B, H, R, m], contiguous."""
+    """The gradient of `by_pair`: [B, H, R, K] -> [B, H, R, m], contiguous. Moved to their distances in memory that is used again and again,
+    numbers take a tenth of the time of adding them to their columns one by one."""
     batch, heads, rows, keys = grad.shape
     count = before + columns + after
-    if 2 * columns < count:
-        at = _columns(before, columns, rows, keys).expand(batch, heads, -1, -1)
-        return grad.new_zeros(batch, heads, rows, columns).scatter_add_(-1, at, grad)
-    whole = grad.new_zeros(batch, heads, rows, count)
-    _skewed(whole, keys).copy_(grad)
     if not before and not after:
+        whole = grad.new_zeros(batch, heads, rows, count)
+        _skewed(whole, keys).copy_(grad)
         return whole
-    own = whole[..., before : before + columns].contiguous()
-    if before:
-        own[..., 0] += whole[..., :before].sum(-1)
-    if after:
-        own[..., -1] += whole[..., before + columns :].sum(-1)
-    return own
+    found = grad.new_empty(batch, heads, rows, columns)
+    some = max(1, MOVED // (rows * count))
+    moved = grad.new_zeros(1, min(some, batch * heads), rows, count)  # the corners stay zero
+    parts = [(grad.flatten(0, 1), found.flatten(0, 1))] if grad.is_contiguous() else zip(grad, found, strict=True)
+    for part, sums in parts:
+        for own, own_sums in zip(part.split(some), sums.split(some), strict=True):
+            whole = moved[:, : len(own)]
+            _skewed(whole, keys).copy_(own)
+            own_sums.copy_(whole[0, ..., before : before + columns])
+            own_sums[..., 0] += whole[0, ..., :before].sum(-1)
+            own_sums[..., -1] += whole[0, ..., before + columns :].sum(-1)
+    return found
 
 
 @lru_cache(maxsize=8)
