@@ -12,7 +12,6 @@ from functools import lru_cache
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from ...core.index import Index
 from ...core.mask import Mask
@@ -115,11 +114,19 @@ def bias_by_pair(
 
 def _sum_diagonals(grad: Tensor) -> Tensor:
     """[H, Lq, Lk] -> [H, Lq + Lk - 1] by distance."""
-    heads, q_length, k_length = grad.shape
-    count = q_length + k_length - 1
-    # row i' = Lq - 1 - i has its distance 0 at column 0: one more number a row moves row i' by i'
-    moved = pad(grad.flip(1), (0, q_length)).view(heads, -1)[:, : q_length * count]
-    return moved.view(heads, q_length, count).sum(1)
+    heads, rows, keys = grad.shape
+    count = rows + keys - 1
+    some = max(1, MOVED // (rows * count))
+    moved = grad.new_zeros(1, min(some, heads), rows, count)
+    if some >= heads:
+        _skewed(moved, keys).copy_(grad)
+        return moved[0].sum(1)
+    found = grad.new_empty(heads, count)
+    for own, sums in zip(grad.split(some), found.split(some), strict=True):
+        whole = moved[:, : len(own)]
+        _skewed(whole, keys).copy_(own)
+        torch.sum(whole[0], 1, out=sums)
+    return found
 
 
 IN_ORDER = 1 << 17
