@@ -58,8 +58,6 @@ REASONS = {
     "masked/*, packed/*": "host time: the bounds of the documents are found in each call, two launches before the kernel; code written by hand makes its "
     "dense mask in one operation",
     "masked/*, 4 tokens/*": "host time: a recorded step of the kernel that serves several queries, beside PyTorch's attention with a mask that was made before",
-    "masked/learned, padded/*": "positions count the real tokens of each text, three launches and a gather; the layer written by hand adds the first rows "
-    "of its table, which is right for padding on the right alone",
     "masked/*": "host time: a layer with masks on a GPU makes its plan and checks its masks in each call",
     "host/deberta/*": "its table is projected in each call, and content terms of queries and keys are 6 launches forward and 18 in a step, in two functions of autograd",
     "host/transformer_xl/*": "its table is projected in each call and the difference of its two biases made, by operations of PyTorch with gradients of their own",

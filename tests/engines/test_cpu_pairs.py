@@ -359,7 +359,20 @@ def test_functions_of_positions_where_no_gradient_is_wanted(name, masked, q_leng
         ours, theirs = (attend(q, k, v, plan, engine=x, **options) for x in ("cpu", "reference"))
         assert explain(q, k, v, plan, return_lse=True, **options).engine == "blocked"
     torch.testing.assert_close(ours, theirs, atol=1e-10, rtol=1e-10)
-    assert explain(q, k, v, plan, **options).engine == "blocked"
+    training = explain(q, k, v, plan, **options)
+    assert training.engine == "blocked"
+    assert training.reasons["cpu"].endswith("and it may read tensors that want gradients")
+
+
+def test_blocks_of_functions_of_positions_are_not_kept():
+    """They would hold a bool for each hidden pair, and no other plan reads them."""
+    patches = posenc.create("grid_bias", heads=H, window=(6, 7)).double().plan(Positions(42)).positions
+    assert patches.is_constant
+    q, k, v = tensors(42, 42)
+    before = len(pair_blocks._kept._entries)
+    with torch.no_grad():
+        attend(q, k, v, Plan(patches, pair=lambda p_q, p_k: (p_k - p_q[:, None]).double()), causal=True)
+    assert len(pair_blocks._kept._entries) == before
 
 
 @pytest.mark.parametrize("gradient", [False, True])

@@ -39,8 +39,9 @@ def direct_apply(function: type[torch.autograd.Function]) -> Callable:
 
 
 def first_derivatives_only(backward: Callable) -> Callable:
-    """A backward that keeps its dtypes under autocast, and whose results raise where they are differentiated again. PyTorch's `once_differentiable` marks them with leaves of its own, so
-    `torch.autograd.grad`, which visits only what leads to its inputs, takes them for constants, in silence.
+    """A backward that keeps its dtypes under autocast, and whose results raise where they are differentiated again. PyTorch's
+    `once_differentiable` marks them with leaves of its own, so `torch.autograd.grad`, which visits only what leads to its inputs, takes
+    them for constants, in silence.
 
     The marked results depend on the incoming gradients, the saved tensors and those in ctx.more, which it is enough to set where
     the gradient depends on an input that is not saved.

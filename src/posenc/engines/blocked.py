@@ -27,7 +27,7 @@ from ..core.torch_modes import transform_reason
 from . import reference
 from .lowering import LoweredPlan
 
-Attention = Callable[[Tensor, Sequence[Tensor], Sequence[Tensor], slice, slice], tuple[Tensor, Tensor]]
+BlockAttention = Callable[[Tensor, Sequence[Tensor], Sequence[Tensor], slice, slice], tuple[Tensor, Tensor]]
 """Of queries, pieces of keys and of values, rows and columns: the output and the log-sum-exp."""
 SCORES = 1 << 22
 """Scores of one block: 16 MiB of float32 ..."""
@@ -52,9 +52,8 @@ def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> tuple[Tensor, 
     plan, mask, dropout = lowered.plan, lowered.mask, lowered.dropout
     heads, q_length, k_length = q.shape[0] * q.shape[1], q.shape[2], k.shape[2]
     block = block_rows(heads, q_length, k_length, mask.limits)
-    if (
-        plan.pair is not None and q.is_cpu and not torch.compiler.is_compiling()
-    ):  # a compiled graph has a part for each block
+    # a compiled graph has a part for each block
+    if plan.pair is not None and q.is_cpu and not torch.compiler.is_compiling():
         block = min(block, function_rows(k_length))
     rows = [slice(start, min(start + block, q_length)) for start in range(0, max(1, q_length), block)]
     columns = [visible_keys(one, k_length - q_length, k_length, mask.limits) for one in rows]
@@ -68,7 +67,7 @@ def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> tuple[Tensor, 
     if mask.extra is not None and mask.extra.is_floating_point():
         mask = replace(mask, extra=mask.extra.to(precision))
     is_large = heads * sum((i.stop - i.start) * (j.stop - j.start) for i, j in zip(rows, columns, strict=True)) > SCORES
-    attention: Attention = partial(_attention, plan=plan, mask=mask, dropout=dropout)
+    attention: BlockAttention = partial(_attention, plan=plan, mask=mask, dropout=dropout)
     if is_large and torch.is_grad_enabled() and not torch.compiler.is_compiling():
         terms = [tensor for _, tensor in plan.tensors()]
         attention = refuse_changes(attention, [q, k, v, *terms, *mask.tensors(), *plan.positions.tensors()])
@@ -76,7 +75,7 @@ def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> tuple[Tensor, 
 
 
 def run_blocks(
-    q: Tensor, k: Tensor, v: Tensor, rows: list[slice], columns: list[slice], attention: Attention, is_large: bool
+    q: Tensor, k: Tensor, v: Tensor, rows: list[slice], columns: list[slice], attention: BlockAttention, is_large: bool
 ) -> tuple[Tensor, Tensor]:
     """attention(queries, pieces of keys, pieces of values, rows, columns) of each block; is_large: recompute it in backward."""
     # in float32 here, so that the blocks' gradients are summed in float32
@@ -100,7 +99,7 @@ def run_blocks(
     return torch.cat(outs, 2), torch.cat(lses, 2)
 
 
-def refuse_changes(attention: Attention, tensors: list[Tensor]) -> Attention:
+def refuse_changes(attention: BlockAttention, tensors: list[Tensor]) -> BlockAttention:
     """The same, which raises where one of the tensors was changed in place since now. Autograd refuses that for what it saves; what is
     recomputed would have other gradients, in silence."""
     given = [(x, x._version) for x in tensors if not x.is_inference()]

@@ -3,7 +3,8 @@
     __init__.run ─┬─ few queries, no gradient ──▶ decode.py          one fused call with a mask made for it
                   ├─ short texts ───────────────▶ dense.py           one call with one mask (rules_cpu.py: which are short)
                   │                               dropped.py         the same with dropout
-                  ├─ biases by anything else ───▶ pairs.py           any positions and masks, functions of them in inference, in blocks (pair_blocks.py)
+                  ├─ biases by anything else ───▶ pairs.py           any positions and masks, in blocks (pair_blocks.py);
+                  │                                                  in inference functions of positions
                   ├─ further axes ──────────────▶ ../further_axes.py  more channels, then as below
                   └─ terms.py (one table of each kind) ──▶ ops.py (PyTorch operators)
                         forward    forward.py          fused attention in tiles, merged by log-sum-exp

@@ -177,7 +177,7 @@ class Blocks:
         """Whether the probabilities are kept for backward."""
         self.decays_differ = plan.decay is not None and any(x.shape[0] > 1 for x in plan.decay)
         self._key: tuple | None = None
-        is_constant = plan.positions.is_constant and lowered.mask.plain and not self.decays_differ
+        is_constant = plan.positions.is_constant and lowered.mask.plain and not self.decays_differ and self.pair is None
         if is_constant and 2 * self._count_numbers() <= _kept.numbers:  # others would not be kept
             sides = [side for axis in self.axes for side in (plan.positions.q_axes[axis], plan.positions.k_axes[axis])]
             known = tuple(map(dense_bias.identity, sides))
@@ -200,7 +200,7 @@ class Blocks:
         for rows in self._rows(1):
             columns = blocked.visible_keys(rows, k_length - q_length, k_length, self.mask.limits)
             count += (rows.stop - rows.start) * (columns.stop - columns.start)
-        return count * (len(self.indices) + self.slopes)
+        return count * max(1, len(self.indices) + self.slopes)  # at least the hidden pairs
 
     def _rows(self, texts: int) -> list[slice]:
         """The queries of each block of so many texts."""

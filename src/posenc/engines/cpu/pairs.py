@@ -1,8 +1,9 @@
 """Biases of any positions under any mask: PyTorch's attention, a block of queries at a time, with what is added to each pair as its mask.
 
-It runs what is no function of the distance between consecutive tokens (tables over grids of patches, positions with gaps, documents and
-dense masks of long texts, where no gradient is wanted functions of positions) in O(block · L) memory: pair_blocks.py makes the masks. Backward the scores of some heads are made again; in short
-texts the probabilities are kept. The gradient of each pair is added to its row of the table:
+It runs what is no function of the distance between consecutive tokens in O(block · L) memory: tables over grids of patches, positions with
+gaps, documents and dense masks of long texts; where no gradient is wanted, functions of positions too. pair_blocks.py makes the masks.
+Backward the scores of some heads are made again; in short texts the probabilities are kept. The gradient of each pair is added to its row
+of the table:
 
     dS [b, h, R, K]  ── sum over texts ──▶  [h, R · K]  ── added in the order of the pairs ──▶  d_table [h, n]
 
@@ -31,11 +32,9 @@ def refusal(lowered: LoweredPlan) -> str | None:
     """Why a plan is more than numbers added to pairs, or its call needs more than PyTorch's attention gives; None: it runs here."""
     facts = lowered.facts
     if facts.pair and torch.is_grad_enabled():
-        return "pair is a function of positions, which may read tensors that want gradients"
+        return "it may read tensors that want gradients"
     if facts.pair and facts.return_lse:
-        return (
-            "pair is a function of positions, which may hide all keys of a query, whose log-sum-exp is not known then"
-        )
+        return "it may hide all keys of a query, whose log-sum-exp is not known then"
     if facts.dropout:
         return "dropout needs the probabilities themselves"
     if facts.mask == "learned":
@@ -58,9 +57,8 @@ def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> tuple[Tensor, 
     if any(table.detach().amin().item() == NEG_INF for table in tables):  # they may hide all keys of a query
         return blocked.run(given, k, v, lowered)
     out, lse = _apply(Blocks(lowered), scale, q, k, v, plan.slopes, decay_q, decay_k, *tables)
-    if (facts.is_limited or not mask.plain or facts.pair) and holds_nan(
-        out
-    ):  # a masked key or value may hold NaN; a function hide all keys
+    # a masked key or value may hold NaN, and a function of positions may hide all keys of a query
+    if (facts.is_limited or not mask.plain or facts.pair) and holds_nan(out):
         return blocked.run(given, k, v, lowered)
     return out, lse if facts.return_lse else None
 
