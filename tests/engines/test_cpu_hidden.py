@@ -113,3 +113,26 @@ def test_the_formula_itself(engine, fault):
 def test_pytorchs_own_attention_masks_future_keys():
     """Plans without terms are PyTorch's call as it is; a NaN in a future value reaches rows of its kernel's block there."""
     compare(Plan(Positions(33)), "auto", False, "key", NAN, 30, causal=True)
+
+
+@pytest.mark.parametrize("content", [None, "dot_query", "dot_key"])
+@pytest.mark.parametrize("trained", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("length", [20, 300])
+def test_a_table_may_hide_all_keys_of_a_query(content, trained, causal, length):
+    """Zeros and zero gradients, as behind a mask; in short texts and in tiles."""
+    table = torch.randn(H, 7, dtype=torch.float64)
+    table[0, : 4 if causal else 7] = -INF
+    leaves = [torch.randn(B, H, length, D, dtype=torch.float64).requires_grad_() for _ in range(3)]
+    terms = {"bias": table.requires_grad_(trained)}
+    if content is not None:
+        terms[content] = draw(H, 7, D).requires_grad_()
+    plan = Plan(Positions(length), lookups=(Lookup(clip(3, 3), **terms),))
+    leaves += [x for x in terms.values() if x.requires_grad]
+    found = []
+    for engine in ("cpu", "reference"):
+        out = attend(*leaves[:3], plan, causal=causal, engine=engine)
+        found.append([out, *torch.autograd.grad(out.cos().sum(), leaves)])
+    assert not found[0][0][:, 0].any()
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-10, rtol=1e-10)

@@ -1,6 +1,7 @@
 """Biases that are read pair by pair on a CPU: any positions under any mask, against the float64 reference and its error budgets."""
 
 import warnings
+from collections import Counter
 from dataclasses import replace
 from weakref import WeakSet
 
@@ -14,7 +15,7 @@ from posenc.core.memo import Memo
 from posenc.core.plan import Lookup, Plan
 from posenc.core.positions import Positions
 from posenc.engines import blocked
-from posenc.engines.cpu import block_sizes, pair_blocks
+from posenc.engines.cpu import block_sizes, pair_blocks, pairs_training
 from posenc.functional import attend, explain
 from tests import budget
 
@@ -327,8 +328,8 @@ def test_a_table_may_hide_all_keys_of_a_query(rows, masked, form):
 
 
 def functions(q_length, k_length):
-    """Functions of positions of every shape that they may return, beside other terms."""
-    weight = torch.randn(H, 1, 1, dtype=torch.float64)
+    """Functions of positions of every shape that they may return, beside other terms, and the tensor that some of them read."""
+    weight = leaf(H, 1, 1)
     one = Positions(torch.arange(k_length)[k_length - q_length :] * 2, torch.arange(k_length) * 2)
     rows = torch.randint(0, 60, (B, k_length))
     each = Positions(rows[:, k_length - q_length :], rows)
@@ -337,7 +338,7 @@ def functions(q_length, k_length):
         return (0.3 * p_k[..., None, :] - (p_q[..., :, None] + 1.0).sqrt()).cos().double()
 
     grid = grid_plan(7, 6, q_length, k_length)
-    return {
+    return weight, {
         "pairs": Plan(one, pair=of),
         "heads": Plan(one, pair=lambda p_q, p_k: weight * of(p_q, p_k)),
         "texts": Plan(each, pair=lambda p_q, p_k: of(p_q, p_k)[:, None], slopes=leaf(H)),
@@ -349,19 +350,100 @@ def functions(q_length, k_length):
 
 @pytest.mark.parametrize("q_length, k_length", [(42, 42), (11, 42)])
 @pytest.mark.parametrize("masked", ["none", "causal", "window", "padding", "documents", "added"])
-@pytest.mark.parametrize("name", list(functions(4, 4)))
-def test_functions_of_positions_where_no_gradient_is_wanted(name, masked, q_length, k_length, form, monkeypatch):
+@pytest.mark.parametrize("name", list(functions(4, 4)[1]))
+def test_functions_of_positions(name, masked, q_length, k_length, form, monkeypatch):
     monkeypatch.setattr(blocked, "FUNCTION_PAIRS", 1)
-    q, k, v = tensors(q_length, k_length)
-    plan, options = functions(q_length, k_length)[name], masks(q_length, k_length)[masked]
+    leaves, options = tensors(q_length, k_length), masks(q_length, k_length)[masked]
+    weight, plans = functions(q_length, k_length)
+    plan = plans[name]
+    leaves = [*leaves, *(tensor for _, tensor in plan.tensors()), weight]
     with torch.no_grad():
-        assert explain(q, k, v, plan, **options).engine == "cpu"
-        ours, theirs = (attend(q, k, v, plan, engine=x, **options) for x in ("cpu", "reference"))
-        assert explain(q, k, v, plan, return_lse=True, **options).engine == "blocked"
+        assert explain(*leaves[:3], plan, **options).engine == "cpu"
+        ours, theirs = (attend(*leaves[:3], plan, engine=x, **options) for x in ("cpu", "reference"))
     torch.testing.assert_close(ours, theirs, atol=1e-10, rtol=1e-10)
-    training = explain(q, k, v, plan, **options)
-    assert training.engine == "blocked"
-    assert training.reasons["cpu"].endswith("and it may read tensors that want gradients")
+    assert explain(*leaves[:3], plan, **options).engine == "cpu"
+    assert explain(*leaves[:3], plan, return_lse=True, **options).engine == "blocked"
+    found = []
+    for engine in ("cpu", "reference"):
+        out = attend(*leaves[:3], plan, engine=engine, **options)
+        torch.testing.assert_close(out, theirs, atol=1e-10, rtol=1e-10)
+        of = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view(out.shape)
+        found.append(torch.autograd.grad(out, leaves, of, allow_unused=True, materialize_grads=True))
+    assert found[0][-1].any() == (name not in ("pairs", "texts", "hides"))
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-10, rtol=1e-10)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_fire_in_training_is_within_its_budget(dtype):
+    """Past its threshold, in several blocks, which are made again for the gradients."""
+    encoding = posenc.Fire(heads=H, threshold=16.0)
+    x = [leaf(2, H, 700, D, dtype=dtype) for _ in range(3)]
+    exact = [t.detach().double().requires_grad_() for t in x]
+    wide = posenc.Fire(heads=H, threshold=16.0).double()
+    wide.load_state_dict(encoding.state_dict())
+    both = []
+    for tensors, own, engine in ((x, encoding, "cpu"), (exact, wide, "reference")):
+        out = attend(*tensors, own.plan(Positions(700)), causal=True, engine=engine)
+        own.last.bias.requires_grad_(False)  # the same for all keys: its gradient is zero
+        leaves = [*tensors, *(x for x in own.parameters() if x.requires_grad)]
+        both.append([out, *torch.autograd.grad(out.double().cos().sum(), leaves)])
+    for ours, theirs in zip(*both, strict=True):
+        error = (ours.double() - theirs).norm() / theirs.norm()
+        assert error < (2e-5 if dtype == torch.float32 else 2e-2)
+
+
+def test_attention_does_not_run_again_where_a_block_is_made_again(monkeypatch):
+    calls = Counter()
+
+    def count(name, function):
+        def call(*arguments):
+            calls[name] += 1
+            return function(*arguments)
+
+        return call
+
+    monkeypatch.setattr(blocked, "SCORES", 1)
+    monkeypatch.setattr(blocked, "FUNCTION_PAIRS", 1)
+    monkeypatch.setattr(pairs_training, "without_gradients", count("attention", pairs_training.without_gradients))
+    weight = leaf(H, 1, 1)
+    pair = count("pair", lambda p_q, p_k: weight * (p_k - p_q[:, None]).double().cos())
+    q, k, v = tensors(42, 42)
+    out = attend(q, k, v, Plan(Positions(42), pair=pair), causal=True)
+    assert calls == {"attention": 3, "pair": 3}
+    out.sum().backward()
+    assert calls == {"attention": 3, "pair": 6}
+    assert weight.grad.any()
+
+
+def test_nothing_of_the_size_of_the_scores_is_kept_of_functions_of_positions(monkeypatch):
+    monkeypatch.setattr(blocked, "SCORES", 1 << 12)
+    q, k, v = tensors(200, 200)
+    weight = leaf(H, 1, 1)
+    plan = Plan(Positions(200), pair=lambda p_q, p_k: weight * (p_k - p_q[:, None]).double().cos())
+    assert count_saved(lambda: attend(q, k, v, plan, causal=True)) < B * H * 200 * 200 // 4
+
+
+@pytest.mark.parametrize("name", ["q", "key_mask", "positions"])
+def test_a_change_in_place_before_a_block_is_made_again_is_refused(name, monkeypatch):
+    monkeypatch.setattr(blocked, "SCORES", 1)
+    monkeypatch.setattr(blocked, "FUNCTION_PAIRS", 1)
+    given = {"q": tensors(42, 42)[0], "key_mask": torch.rand(B, 42) > 0.3, "positions": torch.arange(42) * 2}
+    _, k, v = tensors(42, 42)
+    plan = Plan(Positions(given["positions"]), pair=lambda p_q, p_k: (p_k - p_q[:, None]).double())
+    out = attend(given["q"], k, v, plan, key_mask=given["key_mask"], engine="cpu")
+    with torch.no_grad():
+        given[name].zero_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+def test_second_derivatives_of_functions_of_positions_say_where_they_are():
+    weight, plans = functions(42, 42)
+    q, k, v = tensors(42, 42)
+    (d_q,) = torch.autograd.grad(attend(q, k, v, plans["heads"]).square().sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError, match="first derivatives only"):
+        torch.autograd.grad(d_q.sum(), weight)
 
 
 def test_blocks_of_functions_of_positions_are_not_kept():
@@ -446,6 +528,7 @@ def test_who_runs_what():
     content = Plan(Positions(at), lookups=(Lookup(clip(3, 3), dot_query=leaf(H, 7, D)),))
     assert "not contiguous, and a term reads queries" in explain(q, k, v, content).reasons["cpu"]
     pair = Plan(Positions(42), pair=lambda p, r: (r[..., None, :] - p[..., :, None]).abs().double())
-    assert "pair" in explain(q, k, v, pair).reasons["cpu"]
+    assert explain(q, k, v, pair).engine == "cpu"
+    assert "dropout" in explain(q, k, v, pair, dropout=0.1).reasons["cpu"]
     half = Plan(Positions(at), scale=leaf(H, 1), slopes=leaf(H))
     assert explain(*(x.bfloat16() for x in (q, k, v)), half).engine == "blocked"

@@ -11,6 +11,7 @@ from ..core.encoding import Encoding
 from ..core.options import WIDEST, require_int, require_number
 from ..core.plan import Lookup, Plan
 from ..core.positions import Positions, Run
+from ..core.scalar_network import apply_network
 from ..core.torch_modes import has_fake_tensors
 
 
@@ -54,26 +55,25 @@ class Fire(Encoding):
         nn.init.ones_(self.multiplier)
 
     def bias(self, distances: Tensor, at: Tensor | None = None) -> Tensor:
-        """[.., heads] of distances [..] to queries at positions `at` [..]; None: up to T."""
+        """[heads, ..] of distances [..] to queries at positions `at` [..]; None: up to T."""
         dtype = torch.promote_types(self.c.dtype, torch.float32)
         edge = (self.multiplier.to(dtype) * self.threshold).abs()
         reach = edge if at is None else torch.maximum(at.to(dtype), edge)
         c = self.c.to(dtype)
         part = formulas.fire_scale(distances.to(dtype), c, torch) / (formulas.fire_scale(reach, c, torch) + self.eps)
-        first, last = self.first, self.last
-        hidden = torch.relu(part[..., None] * first.weight.to(dtype)[:, 0] + first.bias.to(dtype))
-        return nn.functional.linear(hidden, last.weight.to(dtype), last.bias.to(dtype))
+        weights = self.first.weight[:, 0], self.first.bias, self.last.weight, self.last.bias
+        return apply_network(part, *(x.to(dtype) for x in weights))
 
     def terms(self, positions: Positions, *, x: Tensor | None = None, host=None) -> Plan:
         if self._is_near(positions):
             rows = index.exact(positions)
-            return Plan(positions, lookups=(Lookup(rows, bias=self.bias(rows.distances_on(self.c.device)).t()),))
+            return Plan(positions, lookups=(Lookup(rows, bias=self.bias(rows.distances_on(self.c.device))),))
         return Plan(positions, pair=self.pair)
 
     def pair(self, p_q: Tensor, p_k: Tensor) -> Tensor:
         """[B or 1, heads, lq, lk]: the plan's function of both positions."""
         distances = p_k[..., None, :] - p_q[..., :, None]
-        bias = self.bias(distances, p_q[..., :, None]).movedim(-1, -3)
+        bias = self.bias(distances, p_q[..., :, None]).movedim(0, -3)
         return bias if bias.dim() == 4 else bias[None]
 
     def _is_near(self, positions: Positions) -> bool:

@@ -27,8 +27,8 @@ from ..core.torch_modes import transform_reason
 from . import reference
 from .lowering import LoweredPlan
 
-BlockAttention = Callable[[Tensor, Sequence[Tensor], Sequence[Tensor], slice, slice], tuple[Tensor, Tensor]]
-"""Of queries, pieces of keys and of values, rows and columns: the output and the log-sum-exp."""
+BlockAttention = Callable[[Tensor, Sequence[Tensor], Sequence[Tensor], slice, slice], tuple[Tensor, ...]]
+"""Of queries, pieces of keys and of values, rows and columns: the output, and the log-sum-exp where it is wanted."""
 SCORES = 1 << 22
 """Scores of one block: 16 MiB of float32 ..."""
 FEWEST = 64
@@ -71,12 +71,13 @@ def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> tuple[Tensor, 
     if is_large and torch.is_grad_enabled() and not torch.compiler.is_compiling():
         terms = [tensor for _, tensor in plan.tensors()]
         attention = refuse_changes(attention, [q, k, v, *terms, *mask.tensors(), *plan.positions.tensors()])
-    return run_blocks(q, k, v, rows, columns, attention, is_large)
+    out, lse = run_blocks(q, k, v, rows, columns, attention, is_large)
+    return out, lse
 
 
 def run_blocks(
     q: Tensor, k: Tensor, v: Tensor, rows: list[slice], columns: list[slice], attention: BlockAttention, is_large: bool
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     """attention(queries, pieces of keys, pieces of values, rows, columns) of each block; is_large: recompute it in backward."""
     # in float32 here, so that the blocks' gradients are summed in float32
     precision = torch.promote_types(q.dtype, torch.float32)
@@ -95,8 +96,7 @@ def run_blocks(
             parts.append(attention(*arguments))
     if len(parts) == 1:
         return parts[0]
-    outs, lses = zip(*parts, strict=True)
-    return torch.cat(outs, 2), torch.cat(lses, 2)
+    return tuple([torch.cat(some, 2) for some in zip(*parts, strict=True)])
 
 
 def refuse_changes(attention: BlockAttention, tensors: list[Tensor]) -> BlockAttention:

@@ -6,6 +6,8 @@ tables' values are equal: no way of changing a parameter makes it stale. Kept ma
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
@@ -19,7 +21,7 @@ from .. import rules_cpu
 from ..lowering import Facts, LoweredPlan
 from . import dense_terms, dropped
 from .dense_terms import bias_gradients, by_pair, limits_of, make_bias, multiply, reached
-from .head_block import select_shared, share_blocks
+from .head_block import NEG_INF, select_shared, share_blocks
 from .joined_masks import join_masks
 
 BLOCK = 1 << 19  # scores of the backward pass that are in memory at once
@@ -240,13 +242,13 @@ class _AttendWithBias(torch.autograd.Function):
         ctx.more = tables
         ctx.scale = scale
         ctx.given = indices, facts, [(table.shape, table.dtype) for table in tables]
-        return _without_gradients(q, k, v, mask, scale)
+        return without_gradients(q, k, v, mask, scale)
 
     @staticmethod
     @first_derivatives_only
     def backward(ctx, grad: Tensor):
         q, k, v, mask = ctx.saved_tensors
-        *grads, d_mask = _all_gradients(q, k, v, mask, grad, ctx.scale, (1, *mask.shape[1:]))
+        *grads, d_mask = all_gradients(q, k, v, mask, grad, ctx.scale, (1, *mask.shape[1:]))
         assert d_mask is not None
         indices, facts, tables = ctx.given
         return *grads, None, None, None, None, *bias_gradients(d_mask, indices, facts, tables, ctx.needs_input_grad[7:])
@@ -280,29 +282,40 @@ class _AttendWithTable(torch.autograd.Function):
         mask = add(mask, dense_terms.multiply_by_distance(q if states is None else states, table, *facts))
         ctx.save_for_backward(q, k, v, states, table, mask)
         ctx.facts, ctx.scale = facts, scale
-        return _without_gradients(q, k, v, mask, scale)
+        return without_gradients(q, k, v, mask, scale)
 
     @staticmethod
     @first_derivatives_only
     def backward(ctx, grad: Tensor):
         q, k, v, states, table, mask = ctx.saved_tensors
-        rows, keys, values = stack(q, k, v, mask.dtype)
-        p = probabilities(rows, keys, mask, q.shape, ctx.scale)
-        d_v, d_s = _stacked_gradients(values, p, grad)
-        d_s.mul_(ctx.scale)
-        d_q, d_k = torch.bmm(d_s, keys), torch.bmm(d_s.transpose(1, 2), rows)
-        d_s, d_states, wanted = d_s.view(*q.shape[:3], k.shape[2]), None, ctx.needs_input_grad[4]
-        if states is None:
-            d_q, d_table = dense_terms.product_gradients(d_s, rows, table, ctx.facts, d_q, wanted)
-        else:
-            own = states.to(p.dtype).reshape(p.shape[0], p.shape[1], -1)
-            d_states, d_table = dense_terms.product_gradients(d_s, own, table, ctx.facts, None, wanted)
-            d_states = d_states.view(states.shape)
-        found: tuple[Tensor | None, ...] = (d_q.view(q.shape), d_k.view(k.shape), d_v.view(v.shape), d_states, d_table)
-        if q.dtype != p.dtype or table.dtype != p.dtype:
-            given = (q, k, v, states, table)
+        given, more = (q, k, v, states, table), (ctx.facts, ctx.scale, ctx.needs_input_grad[4])
+        found = _table_gradients(*given, mask, grad, *more)
+        if holds_nan(found[0]):
+            shown = _show_empty(mask, grad)
+            found = found if shown is None else _table_gradients(*given, *shown, *more)
+        if q.dtype != mask.dtype or table.dtype != mask.dtype:
             found = tuple([None if x is None else x.to(own.dtype) for x, own in zip(found, given)])
         return *found, None, None, None
+
+
+def _table_gradients(
+    q: Tensor, k: Tensor, v: Tensor, states: Tensor | None, table: Tensor, mask: Tensor, grad: Tensor, facts: tuple,
+    scale: float, wanted: bool,
+) -> tuple[Any, ...]:  # fmt: skip
+    """Of q, k, v, states and the table, where wanted."""
+    rows, keys, values = stack(q, k, v, mask.dtype)
+    p = probabilities(rows, keys, mask, q.shape, scale)
+    d_v, d_s = _stacked_gradients(values, p, grad)
+    d_s.mul_(scale)
+    d_q, d_k = torch.bmm(d_s, keys), torch.bmm(d_s.transpose(1, 2), rows)
+    d_s, d_states = d_s.view(*q.shape[:3], k.shape[2]), None
+    if states is None:
+        d_q, d_table = dense_terms.product_gradients(d_s, rows, table, facts, d_q, wanted)
+    else:
+        own = states.to(p.dtype).reshape(p.shape[0], p.shape[1], -1)
+        d_states, d_table = dense_terms.product_gradients(d_s, own, table, facts, None, wanted)
+        d_states = d_states.view(states.shape)
+    return d_q.view(q.shape), d_k.view(k.shape), d_v.view(v.shape), d_states, d_table
 
 
 class _Attend(torch.autograd.Function):
@@ -314,25 +327,42 @@ class _Attend(torch.autograd.Function):
     def forward(ctx, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
         ctx.save_for_backward(q, k, v, mask)
         ctx.scale = scale
-        return _without_gradients(q, k, v, mask, scale)
+        return without_gradients(q, k, v, mask, scale)
 
     @staticmethod
     @first_derivatives_only
     def backward(ctx, grad: Tensor):
         q, k, v, mask = ctx.saved_tensors
-        return *_all_gradients(q, k, v, mask, grad, ctx.scale, mask.shape if ctx.needs_input_grad[3] else None), None
+        return *all_gradients(q, k, v, mask, grad, ctx.scale, mask.shape if ctx.needs_input_grad[3] else None), None
 
 
-def _without_gradients(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
+def without_gradients(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
     # PyTorch looks at requires_grad even inside a function, and would take its unfused form
     q, k, v, mask = q.detach(), k.detach(), v.detach(), mask.detach()
     return scaled_dot_product_attention(q, k, v, mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
 
 
-def _all_gradients(
+def all_gradients(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor, grad: Tensor, scale: float, shape: tuple[int, ...] | None
 ) -> tuple[Tensor | None, ...]:
     """Of q, k, v and what is added to the scores, by its shape [B or 1, H or 1, ..]; None: not of that."""
+    found = _block_gradients(q, k, v, mask, grad, scale, shape)
+    if holds_nan(found[0]):
+        shown = _show_empty(mask, grad)
+        found = found if shown is None else _block_gradients(q, k, v, *shown, scale, shape)
+    return found
+
+
+def _show_empty(mask: Tensor, grad: Tensor) -> tuple[Tensor, Tensor] | None:
+    """The mask and the output's gradient for queries that the mask hides from all keys, whose gradients are zeros; None: there are none."""
+    empty = mask.amax(-1, keepdim=True) == NEG_INF
+    return (mask.masked_fill(empty, 0.0), grad.masked_fill(empty, 0.0)) if bool(empty.any()) else None
+
+
+def _block_gradients(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, grad: Tensor, scale: float, shape: tuple[int, ...] | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """The same, of the scores of some heads at a time."""
     if q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] <= BLOCK:
         d_q, d_k, d_v, d_s = gradients(q, k, v, mask, grad, scale)
         d_mask = None if shape is None else d_s if d_s.shape == shape else d_s.sum_to_size(shape)

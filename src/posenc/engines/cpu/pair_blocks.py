@@ -82,7 +82,7 @@ class Block:
             allowed = allowed.view((1,) * (4 - allowed.dim()) + allowed.shape)
             if limits[0] is not None or not mask.plain or q_length > k_length:
                 columns, allowed, added = self._cut(columns, allowed, added)
-        self.rows, self.columns, self.added = rows, columns, added
+        self.rows, self.columns = rows, columns
         hidden = None if allowed is None or bool(allowed.all()) else ~allowed
 
         def distance(axis: int) -> Tensor:
@@ -94,7 +94,11 @@ class Block:
         if hidden is not None and self.at and hidden.shape[:2] == (1, 1):
             self.at[0] = self.at[0].masked_fill(hidden[0], indices[0].n)
             hidden = None
-        self.hidden = hidden
+        if (
+            hidden is not None
+        ):  # -inf by an addition, which is faster than by a choice, and whose gradient costs nothing
+            added = add(added, torch.zeros(hidden.shape, dtype=precision, device=CPU).masked_fill_(hidden, NEG_INF))
+        self.added = added
 
     def _cut(self, columns: slice, allowed: Tensor, added: Tensor | None) -> tuple[slice, Tensor, Tensor | None]:
         """From the first to the last key that a query sees, and the masks of these."""
@@ -136,8 +140,6 @@ class Block:
             total = add(total, own_heads(self.added, heads))
         if total is None:
             total = torch.zeros(1, 1, 1, 1, dtype=terms.precision, device=CPU)
-        if self.hidden is not None:
-            total = torch.where(own_heads(self.hidden, heads), NEG_INF, total)
         if self.empty is not None:
             total = total.masked_fill(own_heads(self.empty, heads), 0.0)
         total = total.expand(-1, -1, *self.shape)

@@ -1,7 +1,8 @@
 """Biases of any positions under any mask: PyTorch's attention, a block of queries at a time, with what is added to each pair as its mask.
 
 It runs what is no function of the distance between consecutive tokens in O(block · L) memory: tables over grids of patches, positions with
-gaps, documents and dense masks of long texts; where no gradient is wanted, functions of positions too. pair_blocks.py makes the masks.
+gaps, documents and dense masks of long texts, functions of positions. pair_blocks.py makes the masks; where a function of positions may want
+gradients, pairs_training.py runs them.
 Backward the scores of some heads are made again; in short texts the probabilities are kept. The gradient of each pair is added to its row
 of the table:
 
@@ -21,7 +22,7 @@ from ...core.plan_checks import holds_nan
 from ...core.torch_modes import direct_apply, first_derivatives_only
 from .. import blocked, further_axes
 from ..lowering import LoweredPlan
-from . import block_sizes
+from . import block_sizes, pairs_training
 from .dense import gradients, probabilities, stack
 from .forward import flash, pad_head_sizes
 from .head_block import NEG_INF, share_blocks
@@ -31,8 +32,6 @@ from .pair_blocks import Block, Blocks, make_terms, own_heads, own_texts
 def refusal(lowered: LoweredPlan) -> str | None:
     """Why a plan is more than numbers added to pairs, or its call needs more than PyTorch's attention gives; None: it runs here."""
     facts = lowered.facts
-    if facts.pair and torch.is_grad_enabled():
-        return "it may read tensors that want gradients"
     if facts.pair and facts.return_lse:
         return "it may hide all keys of a query, whose log-sum-exp is not known then"
     if facts.dropout:
@@ -56,7 +55,12 @@ def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> tuple[Tensor, 
     tables = [x.bias for x in plan.lookups if x.bias is not None]
     if any(table.detach().amin().item() == NEG_INF for table in tables):  # they may hide all keys of a query
         return blocked.run(given, k, v, lowered)
-    out, lse = _apply(Blocks(lowered), scale, q, k, v, plan.slopes, decay_q, decay_k, *tables)
+    blocks = Blocks(lowered)
+    terms = plan.slopes, decay_q, decay_k, *tables
+    if facts.pair and torch.is_grad_enabled():  # it may read tensors that want gradients
+        out, lse = pairs_training.attend(blocks, scale, q, k, v, *terms), None
+    else:
+        out, lse = _apply(blocks, scale, q, k, v, *terms)
     # a masked key or value may hold NaN, and a function of positions may hide all keys of a query
     if (facts.is_limited or not mask.plain or facts.pair) and holds_nan(out):
         return blocked.run(given, k, v, lowered)

@@ -35,9 +35,9 @@ NUMBERS = 1 << 25
 ROWS = 256
 """Fewest queries of a block. Where causality or a window limits the keys, a block has at most a quarter of all queries, as
 smaller blocks skip more keys, ..."""
-SMALL = 1 << 22
+SMALL = 1 << 25
 """... unless the whole bias has at most this many entries: one block has fewer launches."""
-KEPT = 1 << 24
+KEPT = 1 << 25
 """Entries of all biases up to which they are kept for the backward pass; larger ones are made again."""
 
 
