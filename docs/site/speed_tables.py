@@ -206,6 +206,15 @@ def exponents(result: dict) -> str:
     return table(head, rows)
 
 
+def days(result: dict) -> str:
+    """When each length was measured."""
+    found: dict[int, set[str]] = {}
+    for r in result["records"]:
+        if "when" in r:
+            found.setdefault(r["length"], set()).add(r["when"][:10])
+    return "; ".join(f"{length} tokens: {' and '.join(sorted(dates))}" for length, dates in sorted(found.items()))
+
+
 def section(cpu_result: dict, gpu_result: dict) -> str:
     """Everything between the markers."""
     busy = [r["busy"] for r in cpu_result["records"] if "busy" in r]
@@ -225,8 +234,8 @@ def section(cpu_result: dict, gpu_result: dict) -> str:
         "### Growth with the number L of tokens, from 512 on: exponents of time and of extra memory",
         exponents(cpu_result),
         "## GPU, against the goals",
-        f"{describe_machine(gpu_result)}, {gpu_result['dtype']}, 16 heads, D64 (relative_logits: 128); {gpu_result['when'][:16]} "
-        "UTC. Times of replayed CUDA graphs, relative to PyTorch's FlashAttention without positions. Bold: missed.",
+        f"{describe_machine(gpu_result)}, {gpu_result['dtype']}, 16 heads, D64 (relative_logits: 128); {days(gpu_result)}. Times of replayed CUDA "
+        "graphs, relative to PyTorch's FlashAttention without positions. Bold: missed.",
         gpu(gpu_result),
         "### Every contender at 4 × 4096 tokens, forward / training step",
         contenders(gpu_result, 4096),

@@ -399,6 +399,20 @@ def from_counted(recorder, only):
         add_counted(x, rows, torch.empty(2, 400, dtype=torch.bool, device="meta"))
 
 
+def from_network(recorder, only):
+    """FIRE's network: heads and hidden numbers below, at and above what a program takes at once."""
+    from posenc.core import scalar_network_kernel
+
+    recorder.case = "network"
+    if not wanted(recorder.case, only):
+        return
+    for heads, hidden in ((6, 32), (8, 32), (16, 32), (32, 64), (1, 5)):
+        x, grad = torch.empty(5000, device="meta"), torch.empty(heads, 5000, device="meta")
+        weights = [torch.empty(size, device="meta") for size in (hidden, hidden, (heads, hidden), heads)]
+        scalar_network_kernel.forward(x, *weights)
+        scalar_network_kernel.gradients(x, grad, *weights)
+
+
 def from_decode(recorder, only):
     """A few queries over many keys: the benchmark's shapes, slots, masks, head sizes and dtypes."""
     from posenc import Positions, attend
@@ -453,6 +467,7 @@ SOURCES = [
     from_contextual,
     from_rotation,
     from_counted,
+    from_network,
     from_decode,
 ]
 

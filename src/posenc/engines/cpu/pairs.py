@@ -55,12 +55,11 @@ def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> tuple[Tensor, 
     tables = [x.bias for x in plan.lookups if x.bias is not None]
     if any(table.detach().amin().item() == NEG_INF for table in tables):  # they may hide all keys of a query
         return blocked.run(given, k, v, lowered)
-    blocks = Blocks(lowered)
-    terms = plan.slopes, decay_q, decay_k, *tables
+    own = (Blocks(lowered), scale, q, k, v, plan.slopes, decay_q, decay_k)
     if facts.pair and torch.is_grad_enabled():  # it may read tensors that want gradients
-        out, lse = pairs_training.attend(blocks, scale, q, k, v, *terms), None
+        out, lse = pairs_training.attend(*own, *tables), None
     else:
-        out, lse = _apply(blocks, scale, q, k, v, *terms)
+        out, lse = _apply(*own, *tables)
     # a masked key or value may hold NaN, and a function of positions may hide all keys of a query
     if (facts.is_limited or not mask.plain or facts.pair) and holds_nan(out):
         return blocked.run(given, k, v, lowered)
