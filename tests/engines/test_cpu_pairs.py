@@ -393,6 +393,20 @@ def test_fire_in_training_is_within_its_budget(dtype):
         assert error < (2e-5 if dtype == torch.float32 else 2e-2)
 
 
+@pytest.mark.parametrize("seen", ["some", "none"])
+def test_gradients_of_functions_of_positions_where_texts_are_all_padding(seen, form):
+    weight, plans = functions(42, 42)
+    q, k, v = tensors(42, 42)
+    real = torch.zeros(B, 42, dtype=torch.bool)
+    real[0, :9] = seen == "some"
+    both = []
+    for engine in ("cpu", "reference"):
+        out = attend(q, k, v, plans["heads"], key_mask=real, engine=engine)
+        both.append([out, *torch.autograd.grad(out.cos().sum(), (q, k, v, weight))])
+    for ours, theirs in zip(*both, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-10, rtol=1e-10)
+
+
 def test_attention_does_not_run_again_where_a_block_is_made_again(monkeypatch):
     calls = Counter()
 

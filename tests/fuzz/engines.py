@@ -11,11 +11,11 @@ from torch import Tensor
 
 from posenc import Index, UnsupportedPlan, attend, explain
 from posenc.engines import blocked
-from posenc.engines.cpu import block_sizes
+from posenc.engines.cpu import block_sizes, packed
 from tests import budget
 from tests.fuzz.case import Case, draw, features, for_hopper, names, resize
 from tests.fuzz.refused import Refused
-from tests.fuzz.render import BLOCKED, BLOCKS, HOPPER, render, script
+from tests.fuzz.render import BLOCKED, BLOCKS, HOPPER, PACKED, render, script
 from tests.fuzz.shrink import simpler
 
 __all__ = ["check", "draw", "features", "for_hopper", "resize", "script", "simpler"]
@@ -155,9 +155,8 @@ def _settings(case: Case):
     """The block sizes of the cpu and blocked engines, from where on the Gluon kernel runs, and fresh memory."""
     changed = []
     if case.blocks:
-        changed = [(block_sizes, *one) for one in BLOCKS[case.blocks].items()] + [
-            (blocked, *one) for one in BLOCKED.items()
-        ]
+        sizes = ((block_sizes, BLOCKS[case.blocks]), (blocked, BLOCKED), (packed, PACKED))
+        changed = [(module, *one) for module, some in sizes for one in some.items()]
     if case.hopper:
         from posenc.engines import gluon  # needs Triton
 

@@ -247,6 +247,8 @@ BLOCKS = {
 """Sizes of the cpu engine's blocks that make many blocks of few tokens."""
 BLOCKED = dict(FEWEST=16, SCORES=1, LEAST=1)
 """The same for the blocked engine."""
+PACKED = dict(LEAST=0, PIECE=0)
+"""Documents of few tokens as calls of their own."""
 HOPPER = dict(SHORTEST=1, FEWEST=1, SHORTEST_BACKWARD=1, SHORTEST_CONTENT=1, SHORTEST_CONTENT_BACKWARD=1)
 """Lengths and blocks from which on engines/gluon's kernels run."""
 
@@ -255,9 +257,10 @@ def script(case: Case, engine: str, device: str) -> str:
     """The whole story of one case: run it in the repository's root."""
     lines = [render(case, device)]
     if case.blocks:
-        lines.append("from posenc.engines import blocked\nfrom posenc.engines.cpu import block_sizes\n")
+        lines.append("from posenc.engines import blocked\nfrom posenc.engines.cpu import block_sizes, packed\n")
         lines += [f"block_sizes.{name} = {value}" for name, value in BLOCKS[case.blocks].items()]
         lines += [f"blocked.{name} = {value}" for name, value in BLOCKED.items()]
+        lines += [f"packed.{name} = {value}" for name, value in PACKED.items()]
     if case.hopper:
         lines.append("from posenc.engines import gluon\n")
         lines += [f"gluon.{name} = {value}" for name, value in HOPPER.items()]

@@ -79,7 +79,7 @@ LAYERS: dict[str, dict[str, tuple[int, int, int]]] = {
     "t5": {"forward": (20, 6, 16), "step": (96, 30, 42), "token": (23, 6, 17)},
     "clipped": {"forward": (20, 6, 16), "step": (94, 29, 41), "token": (23, 6, 17)},
     "shaw": {"forward": (26, 7, 17), "step": (107, 32, 43), "token": (28, 8, 26)},
-    "deberta": {"forward": (56, 18, 130), "step": (184, 64, 156), "token": (55, 18, 110)},
+    "deberta": {"forward": (56, 18, 130), "step": (186, 65, 173), "token": (55, 18, 116)},
     "transformer_xl": {"forward": (41, 13, 47), "step": (142, 45, 61), "token": (40, 12, 52)},
     "relative_logits": {"forward": (49, 15, 41), "step": (155, 51, 55), "token": (40, 11, 42)},
 }  # fmt: skip

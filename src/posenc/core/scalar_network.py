@@ -41,9 +41,9 @@ def _by_formula(x: Tensor, first: Tensor, bias: Tensor, last: Tensor, last_bias:
 
 
 def _is_for_blocks(x: Tensor, weights: tuple[Tensor, ...]) -> bool:
-    if x.numel() < LEAST or torch.compiler.is_compiling() or any(type(one) not in PLAIN for one in (x, *weights)):
-        return False
-    if transform_reason() is not None or has_fake_tensors() or torch._C._len_torch_dispatch_stack():
+    if torch.compiler.is_compiling() or has_fake_tensors() or torch._C._len_torch_dispatch_stack():
+        return False  # first: nothing may ask how many numbers there are
+    if x.numel() < LEAST or transform_reason() is not None or any(type(one) not in PLAIN for one in (x, *weights)):
         return False
     return x.is_cpu or (x.is_cuda and has_triton() and _kernels().supports(x, weights))
 

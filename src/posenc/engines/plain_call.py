@@ -26,7 +26,7 @@ from ..core.plan import Lookup, Plan
 from ..core.plan_checks import holds_nan
 from ..core.tables import add
 from . import dense_bias, rules_cpu, triton
-from .cpu import block_sizes, decode, dense, dense_terms, dropped, joined_masks
+from .cpu import block_sizes, decode, dense, dense_terms, dropped, joined_masks, packed
 from .sdpa import fused_attention, hides_nan
 
 PLAIN = (Tensor, torch.nn.Parameter)
@@ -66,6 +66,8 @@ def run(
             return run(q, k, v, plan, causal, masks, dropout)
         finally:
             torch.set_autocast_enabled("cpu", True)
+    if masks is not None and not dropout and packed.is_worth(masks, batch, heads, q_length, k_length):
+        return None
     has_terms, offset = False, None
     mask = scale = hidden = is_empty = None
     if plan is not None:

@@ -1,6 +1,7 @@
 """PyTorch's fused CPU attention with positional terms: for contiguous positions in O(L) extra memory where tables allow it.
 
-    __init__.run ─┬─ few queries, no gradient ──▶ decode.py          one fused call with a mask made for it
+    __init__.run ─┬─ packed documents ──────────▶ packed.py          each as a call of its own
+                  ├─ few queries, no gradient ──▶ decode.py          one fused call with a mask made for it
                   ├─ short texts ───────────────▶ dense.py           one call with one mask (rules_cpu.py: which are short)
                   │                               dropped.py         the same with dropout
                   ├─ biases by anything else ───▶ pairs.py           any positions and masks, in blocks (pair_blocks.py);
@@ -27,10 +28,9 @@ from ...core.dropout import draw_once
 from ...core.plan import Plan
 from ...core.plan_checks import holds_nan
 from ...core.torch_modes import transform_reason
-from .. import blocked, further_axes
+from .. import blocked, further_axes, sdpa
 from ..lowering import LoweredPlan, lower_plan
-from ..sdpa import VECTOR
-from . import block_sizes, decode, dense, ops, pairs
+from . import block_sizes, decode, dense, ops, packed, pairs
 from .terms import make_terms, structure_reason
 
 reads_raw_plan = False
@@ -45,6 +45,8 @@ def supports(lowered: LoweredPlan) -> str | None:
     reason = transform_reason()
     if reason is not None:
         return reason
+    if facts.documents and packed.find_in(lowered) is not None:
+        return None
     reason = structure_reason(lowered)
     other = None if reason is None else pairs.refusal(lowered)
     return None if reason is None or other is None else reason if other in reason else f"{reason}, and {other}"
@@ -53,6 +55,9 @@ def supports(lowered: LoweredPlan) -> str | None:
 def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> tuple[Tensor, Tensor | None]:
     eager = not torch.compiler.is_compiling()
     facts = lowered.facts
+    documents = packed.find_in(lowered) if facts.documents else None
+    if documents is not None:
+        return packed.run(q, k, v, lowered, documents, _attend_document)
     if structure_reason(lowered) is not None:
         is_plain = type(q) in (Tensor, torch.nn.Parameter) and not holds_nan(q)
         return (pairs if is_plain else blocked).run(q, k, v, lowered)
@@ -77,7 +82,7 @@ def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> tuple[Tensor, 
     is_masked = facts.documents or facts.has_dense_mask or facts.dropout  # nothing else here takes these
     short = eager and (is_masked or not few) and type(q) in (Tensor, torch.nn.Parameter) and dense.applies(facts)
     # as in `hides_nan`; a tile may have few keys even in a long text
-    if eager and (not short or facts.k_length < VECTOR) and holds_nan(q):
+    if eager and (not short or facts.k_length < sdpa.VECTOR) and holds_nan(q):
         return blocked.run(q, k, v, lowered)
     if eager and not short and not is_masked and decode.applies(q, k, v, lowered):
         out = decode.run(q, k, v, lowered, scale)
@@ -92,6 +97,13 @@ def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> tuple[Tensor, 
         return blocked.run(q, k, v, lowered)
     terms, band = make_terms(q, lowered)
     return ops.attend(q, k, v, terms, band, scale, facts.return_lse)
+
+
+def _attend_document(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> tuple[Tensor, Tensor | None]:
+    """By the engine that runs such a call alone."""
+    if not lowered.facts.has_terms and sdpa.supports(lowered) is None:
+        return sdpa.run(q, k, v, lowered)
+    return (run if supports(lowered) is None else blocked.run)(q, k, v, lowered)
 
 
 def _widen_states(plan: Plan) -> Plan:

@@ -57,7 +57,10 @@ def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> tuple[Tensor, 
         return blocked.run(given, k, v, lowered)
     own = (Blocks(lowered), scale, q, k, v, plan.slopes, decay_q, decay_k)
     if facts.pair and torch.is_grad_enabled():  # it may read tensors that want gradients
-        out, lse = pairs_training.attend(*own, *tables), None
+        lse, trained = None, pairs_training.attend(*own, *tables)
+        if trained is None:
+            return blocked.run(given, k, v, lowered)
+        out = trained
     else:
         out, lse = _apply(*own, *tables)
     # a masked key or value may hold NaN, and a function of positions may hide all keys of a query

@@ -25,9 +25,11 @@ from .pair_blocks import Blocks, make_terms
 def attend(
     blocks: Blocks, scale: float, q: Tensor, k: Tensor, v: Tensor, slopes: Tensor | None, decay_q: Tensor | None,
     decay_k: Tensor | None, *tables: Tensor,
-) -> Tensor:  # fmt: skip
-    """The output. All texts share each block, as a function of positions is called for all of them at once."""
+) -> Tensor | None:  # fmt: skip
+    """The output; None: no query sees a key. All texts share each block, as a function of positions is called for all of them at once."""
     found = {block.rows.start: (texts, block) for texts, block in blocks}
+    if all(block.sees_none for _, block in found.values()):
+        return None
     heads, size = q.shape[1], v.shape[3]
 
     def one(q: Tensor, k: Sequence[Tensor], v: Sequence[Tensor], rows: slice, columns: slice) -> tuple[Tensor]:
