@@ -265,7 +265,8 @@ def _mask(
         return None
     width = dense_terms.kept_width(q_length, k_length) if is_last and not trains else k_length
     if hidden is None:  # else `_may_join` has asked already
-        most, count = (rules_cpu.CONSTANT_PAIRS, 1) if content is None else (rules_cpu.VARIED_PAIRS, batch)
+        constant = rules_cpu.OPEN_PAIRS if limits == (None, None) else rules_cpu.CONSTANT_PAIRS
+        most, count = (constant, 1) if content is None else (rules_cpu.VARIED_PAIRS, batch)
         if count * heads * q_length * width > most:
             return None
     precision = torch.float64 if q.dtype == torch.float64 else torch.float32

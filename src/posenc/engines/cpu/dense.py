@@ -76,7 +76,7 @@ def attend_with_mask(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale
 
 
 # ---- biases ----------------------------------------------------------------------------------------------------------
-_masks = Memo(most=64, numbers=1 << 23)
+_masks = Memo(most=64, numbers=1 << 25)  # 16 layers of the largest
 _rows = Memo(most=64, numbers=1 << 22)
 """Masks, and the bias by distance for single queries: (indices, copies of the tables, what was made of them)."""
 
