@@ -1,15 +1,12 @@
 """The CUDA kernel that counts real tokens against PyTorch's operations: by Triton's interpreter where there is no device."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 
 from posenc import Attention, KVCache, create
 from posenc.nn import sequence
 from posenc.nn.sequence import count_tokens
+from tests.core.interpreted import run_interpreted
 
 CASES = [(1, 1, 0, 4), (3, 5, 0, 8), (2, 9, 4, 33), (1, 1030, 1500, 16), (2, 3, 1, 520)]
 """(batch, length, past, width); the fourth counts in several steps, the last adds its channels in two."""
@@ -33,12 +30,7 @@ def check(device, dtypes=(torch.float32, torch.float16), cases=CASES):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the kernel itself is tested on the device")
 def test_the_kernel_by_the_interpreter():
     pytest.importorskip("triton")
-    path = os.pathsep.join([os.getcwd(), *sys.path])
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", "from tests.core.test_counted_kernel import check; check('cpu')"],
-        capture_output=True, text=True, timeout=600, env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": path},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    run_interpreted("from tests.core.test_counted_kernel import check; check('cpu')")
 
 
 @pytest.mark.parametrize("other", ["dtype", "width", "mask", "batch"])

@@ -10,6 +10,7 @@ import torch
 import posenc
 from posenc.core.rotation import apply_rotary, rotate_both, rotate_by_formula
 from tests import budget
+from tests.core.interpreted import run_interpreted
 
 CASES = [
     (2, 3, 13, 8, 8), (1, 9, 7, 16, 8), (2, 2, 5, 24, 12), (1, 1, 1, 6, 4), (1, 2, 3, 8, 0),
@@ -47,12 +48,7 @@ def test_the_kernel_by_the_interpreter(some):
         "import torch; from tests.core.test_rotary_kernel import CASES, check; from posenc.core.rotary_kernel import rotate_tensors; "
         f"check(rotate_tensors, 'cpu', (torch.float32, torch.float16, torch.float64), {some})"
     )
-    path = os.pathsep.join([os.getcwd(), *sys.path])
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=1800,
-        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": path},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    run_interpreted(code)
 
 
 def test_a_launch_that_is_ready_differs_in_addresses_alone(monkeypatch):

@@ -1,15 +1,12 @@
 """A small network of many single numbers: in blocks and by kernels what its formula says."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 
 from posenc import create
 from posenc.core import scalar_network
 from posenc.core.scalar_network import apply_network
+from tests.core.interpreted import run_interpreted
 
 CASES = [(8, 32, 5000), (3, 5, 700), (20, 48, 1031), (1, 64, 513)]
 """(heads, hidden, numbers): one block and several, full and not."""
@@ -48,12 +45,7 @@ def check_kernels(device):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels themselves are tested on the device")
 def test_the_kernels_by_the_interpreter():
     pytest.importorskip("triton")
-    path = os.pathsep.join([os.getcwd(), *sys.path])
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", "from tests.core.test_scalar_network import check_kernels as c; c('cpu')"],
-        capture_output=True, text=True, timeout=600, env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": path},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    run_interpreted("from tests.core.test_scalar_network import check_kernels as c; c('cpu')")
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

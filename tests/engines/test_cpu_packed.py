@@ -150,7 +150,15 @@ def test_another_document_does_not_reach_the_output(name):
 
 
 @pytest.mark.parametrize(
-    "documents", [torch.zeros(L), torch.zeros(2, L).long(), torch.zeros(B, L + 1).long(), "ids", (1, 2, 3)]
+    "documents",
+    [
+        torch.zeros(L),
+        torch.zeros(2, L).long(),
+        torch.zeros(B, L + 1).long(),
+        torch.zeros(B, L, device="meta").long(),
+        "ids",
+        (1, 2, 3),
+    ],
 )
 def test_invalid_documents_are_explained(documents):
     q, k, v = (leaf(B, H, L, D) for _ in range(3))

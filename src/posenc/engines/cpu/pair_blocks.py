@@ -94,9 +94,8 @@ class Block:
         if hidden is not None and self.at and hidden.shape[:2] == (1, 1):
             self.at[0] = self.at[0].masked_fill(hidden[0], indices[0].n)
             hidden = None
-        if (
-            hidden is not None
-        ):  # -inf by an addition, which is faster than by a choice, and whose gradient costs nothing
+        # -inf by an addition, which is faster than by a choice, and whose gradient costs nothing
+        if hidden is not None:
             added = add(added, torch.zeros(hidden.shape, dtype=precision, device=CPU).masked_fill_(hidden, NEG_INF))
         self.added = added
 
