@@ -9,6 +9,7 @@
 
 import argparse
 import dataclasses
+import itertools
 import multiprocessing
 import random
 import sys
@@ -233,6 +234,37 @@ def starts():
     check(q, k, v, plan, key_mask=torch.arange(500, device="cuda")[None] >= pad[:, None])
 
 
+def additive_masks():
+    """Numbers added to each pair: rows of any length and alignment, shared by rows of the batch, heads or queries, beside every kind of term;
+    and functions of both positions, whose blocks are such masks."""
+    kinds = [
+        ((), {"causal": True}),
+        (("bias",), {}),
+        (("dot_query", "bias"), {"causal": True}),
+        (("dot_key", "scale"), {"window": (90, 20)}),
+    ]
+    shapes = [(2, 4, 300, 301), (1, 1, 64, 516), (1, 4, 1, 777), (2, 1, 130, 130)]
+    for (slots, options), (rows, heads, lq, lk) in itertools.product(kinds, shapes):
+        q, k, v = tensors(2, 4, 2, max(lq, 100), lk, 64, torch.bfloat16)
+        dtype = torch.float32 if lk % 2 else torch.bfloat16
+        mask = torch.randn(rows, heads, lq if lq == 1 else q.shape[2], lk + 3, device="cuda").to(dtype)[..., :lk]
+        if lk == 777:
+            mask = mask.masked_fill(mask > 1.0, float("-inf"))
+        check(q, k, v, tame(plan_of(slots, q, k, v, reach=(60, 70))), mask=mask, **options)
+    for size, lk in ((64, 301), (128, 516), (80, 130)):
+        q, k, v = tensors(2, 4, 2, 130, lk, size, torch.bfloat16)
+        weight = torch.randn(4, device="cuda").requires_grad_()
+        pair = lambda p_q, p_k, w=weight: w[:, None, None] * torch.sin(p_k * (p_q[:, None] + 1.0).log())  # noqa: E731
+        found = []
+        for engine, kind in (("triton", torch.bfloat16), ("reference", torch.float64)):
+            own = [x.detach().to(kind).requires_grad_() for x in (q, k, v)]
+            out = attend(*own, Plan(Positions((lk - 130, 130), lk), pair=pair), causal=True, engine=engine)
+            g = torch.linspace(-1, 1, out.numel(), device="cuda").view_as(out).to(torch.bfloat16).to(kind)
+            found.append([out, *torch.autograd.grad(out, [*own, weight], g)])
+        for ours, exact in zip(*found, strict=True):
+            torch.testing.assert_close(ours.double(), exact, rtol=0.0, atol=2e-2 * float(exact.abs().max()))
+
+
 FUZZ, PARTS, EVERY = 500, 10, 1
 REACHES = [(1, 0), (7, 64), (89, 3)]  # few: kernels are specialised on these numbers
 
@@ -288,6 +320,7 @@ CASES = {
     "documents": documents,
     "further axes": further_axes,
     "starts": starts,
+    "additive masks": additive_masks,
     **{f"strides {name}": partial(strides, name) for name in layouts.ENCODINGS},
     **{f"fuzz {part + 1} of {PARTS}": partial(fuzz, part) for part in range(PARTS)},
 }

@@ -79,21 +79,21 @@ def run_blocks(
     q: Tensor, k: Tensor, v: Tensor, rows: list[slice], columns: list[slice], attention: BlockAttention, is_large: bool
 ) -> tuple[Tensor, ...]:
     """attention(queries, pieces of keys, pieces of values, rows, columns) of each block; is_large: recompute it in backward."""
-    # in float32 here, so that the blocks' gradients are summed in float32
-    precision = torch.promote_types(q.dtype, torch.float32)
-    k, v = k.to(precision), v.to(precision)
-    # the gradient of a slice is as large as the whole, that of a split is one copy: blocks share the pieces between cuts
-    cuts = sorted({0, k.shape[2], *(one.start for one in columns), *(one.stop for one in columns)})
-    sizes = [stop - start for start, stop in pairwise(cuts)]
-    pieces = k.split(sizes, dim=2), v.split(sizes, dim=2)
     parts = []
-    for i, j in zip(rows, columns, strict=True):
-        own = slice(cuts.index(j.start), cuts.index(j.stop))
-        arguments = (q[:, :, i], pieces[0][own], pieces[1][own], i, j)
-        if is_large and torch.is_grad_enabled():
-            parts.append(checkpoint(attention, *arguments, use_reentrant=False))
-        else:
-            parts.append(attention(*arguments))
+    if not torch.is_grad_enabled():
+        parts = [attention(q[:, :, i], [k[:, :, j]], [v[:, :, j]], i, j) for i, j in zip(rows, columns, strict=True)]
+    else:
+        # in float32 here, so that the blocks' gradients are summed in float32
+        precision = torch.promote_types(q.dtype, torch.float32)
+        k, v = k.to(precision), v.to(precision)
+        # the gradient of a slice is as large as the whole, that of a split is one copy: blocks share the pieces between cuts
+        cuts = sorted({0, k.shape[2], *(one.start for one in columns), *(one.stop for one in columns)})
+        sizes = [stop - start for start, stop in pairwise(cuts)]
+        pieces = k.split(sizes, dim=2), v.split(sizes, dim=2)
+        for i, j in zip(rows, columns, strict=True):
+            own = slice(cuts.index(j.start), cuts.index(j.stop))
+            arguments = (q[:, :, i], pieces[0][own], pieces[1][own], i, j)
+            parts.append(checkpoint(attention, *arguments, use_reentrant=False) if is_large else attention(*arguments))
     if len(parts) == 1:
         return parts[0]
     return tuple([torch.cat(some, 2) for some in zip(*parts, strict=True)])

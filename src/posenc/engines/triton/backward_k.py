@@ -73,7 +73,8 @@ def backward_k(
     n0 = block * BLOCK_N
     offset = add_start(positions, offset, b)
     MASS: tl.constexpr = DROPOUT and (terms.mass is not None)  # each far probability would be dropped on its own
-    CLEAR: tl.constexpr = (masks.extra is None) and (not MASS) and (positions.q is None)
+    CLEAR: tl.constexpr = ((masks.extra is None) or (not masks.extra_is_bool)) and (not MASS) and (positions.q is None)
+    FAR: tl.constexpr = CLEAR and (masks.extra is None)
     first, left0, left1, right0, right1, last, clear0, clear1 = query_tiles(
         n0, b, masks, q_length, k_length, q_first, q_last, offset, left, right, lo, hi, BLOCK_M, BLOCK_N, CLEAR
     )
@@ -109,7 +110,7 @@ def backward_k(
                 key_parts = tl.load(at, mask=valid[:, None] & (c >= 6), other=0.0)
 
         # ---- far tiles ------------------------------------------------------------------------------------------------
-        if CLEAR:
+        if FAR:
             for t in range((left1 - left0) + (right1 - right0)):
                 m0 = far_tile(t, left0, left1, right0) * BLOCK_M
                 on_left = t >= left1 - left0  # later queries have their far keys on the left, r <= lo
@@ -145,7 +146,7 @@ def backward_k(
 
         # ---- inner tiles ----------------------------------------------------------------------------------------------
         inner0, inner1 = right0, right0
-        if INNER and CLEAR:
+        if INNER and FAR:
             inner0, inner1 = inner_tiles(terms, n0, BLOCK_N, BLOCK_M, -offset, left1, right0, clear0, clear1, True)
             identity = load_identity(terms, BLOCK_N)
             for t in tl.range(inner0, inner1, num_stages=BAND_STAGES):

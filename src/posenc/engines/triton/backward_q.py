@@ -86,7 +86,8 @@ def backward_q(
     v_ptr = v.ptr + b * v.b + (h // group) * v.h
     offset = add_start(positions, offset, b)
     MASS: tl.constexpr = DROPOUT and (terms.mass is not None)  # each far probability would be dropped on its own
-    CLEAR: tl.constexpr = (masks.extra is None) and (not MASS) and (positions.q is None)
+    CLEAR: tl.constexpr = ((masks.extra is None) or (not masks.extra_is_bool)) and (not MASS) and (positions.q is None)
+    FAR: tl.constexpr = CLEAR and (masks.extra is None)
     first, left0, left1, right0, right1, last, clear0, clear1 = key_tiles(
         m0, b, masks, q_length, k_length, offset, left, right, lo, hi, BLOCK_M, BLOCK_N, CLEAR
     )
@@ -111,7 +112,7 @@ def backward_q(
     SUMS: tl.constexpr = (grads.rows is not None) or (grads.bias is not None)
 
     # ---- far tiles ----------------------------------------------------------------------------------------------------
-    if CLEAR:
+    if FAR:
         lse_left = tl.load(ends + here, mask=valid, other=float("inf"))
         lse_right = tl.load(ends + 2 * plane + here, mask=valid, other=float("inf"))
         delta_left = tl.load(ends + plane + here, mask=valid, other=0.0)
@@ -162,7 +163,7 @@ def backward_q(
 
     # ---- inner tiles --------------------------------------------------------------------------------------------------
     inner0, inner1 = right0, right0
-    if INNER and CLEAR and (grads.bias is None):  # sums along diagonals need all tiles of the middle, in order
+    if INNER and FAR and (grads.bias is None):  # sums along diagonals need all tiles of the middle, in order
         inner0, inner1 = inner_tiles(terms, m0, BLOCK_M, BLOCK_N, offset, left1, right0, clear0, clear1, False)
         identity = load_identity(terms, BLOCK_M)
         for t in tl.range(inner0, inner1, num_stages=BAND_STAGES):

@@ -167,7 +167,7 @@ def decode(
 
     terms = Terms(None, None, None, None, slopes, scales, decay_q, decay_k, None, None)
     masks = Masks(
-        None, 0, None, None, None, 0, 0, None, None, 0, 0, extra, extra_b, extra_h, extra_q, extra_k, None, EXTRA_IS_BOOL,
+        None, 0, None, None, None, 0, 0, None, None, 0, 0, extra, extra_b, extra_h, extra_q, extra_k, None, EXTRA_IS_BOOL, 1,
     )  # fmt: skip
     scale_row = row_scale(terms, bh, i, q_length, scale)
     if scales is not None:

@@ -75,7 +75,8 @@ def forward(
 
     offset = add_start(positions, offset, b)
     MASS: tl.constexpr = DROPOUT and (terms.mass is not None)  # each far probability would be dropped on its own
-    CLEAR: tl.constexpr = (masks.extra is None) and (not MASS) and (positions.q is None)
+    CLEAR: tl.constexpr = ((masks.extra is None) or (not masks.extra_is_bool)) and (not MASS) and (positions.q is None)
+    FAR: tl.constexpr = CLEAR and (masks.extra is None)
     first, left0, left1, right0, right1, last, clear0, clear1 = key_tiles(
         m0, b, masks, q_length, k_length, offset, left, right, lo, hi, BLOCK_M, BLOCK_N, CLEAR
     )
@@ -100,7 +101,7 @@ def forward(
     mass_right = tl.zeros([BLOCK_M], tl.float32)
 
     # ---- far tiles: the terms are constants of each row and column; row constants go into the maximum ----------------
-    if CLEAR:
+    if FAR:
         end_left = row_end(terms, bh, i, i < q_length, False) * scale_row + bias_end(terms, h, False)
         end_right = row_end(terms, bh, i, i < q_length, True) * scale_row + bias_end(terms, h, True)
         for t in range((left1 - left0) + (right1 - right0)):
@@ -136,7 +137,7 @@ def forward(
 
     # ---- inner tiles: whole tiles of the bands, no masks --------------------------------------------------------------
     inner0, inner1 = right0, right0
-    if INNER and CLEAR and (not SPLIT):
+    if INNER and FAR and (not SPLIT):
         inner0, inner1 = inner_tiles(terms, m0, BLOCK_M, BLOCK_N, offset, left1, right0, clear0, clear1, False)
         identity = load_identity(terms, BLOCK_M)
         for t in tl.range(inner0, inner1, num_stages=BAND_STAGES):

@@ -20,6 +20,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+EVERYWHERE = tl.constexpr(1 << 29)
+"""More than any distance."""
+
 
 @triton.jit
 def add_start(positions, offset, b):
@@ -36,6 +39,8 @@ def key_tiles(
 ):  # fmt: skip
     """split_tiles for the block of queries from m0 on: padding and documents bound the keys. CLEAR: tiles may be clear."""
     begin, end, clear = 0, k_length, 1
+    if masks.extra is not None:  # a dense mask is a number of each pair: no tile is far
+        lo, hi = -EVERYWHERE, EVERYWHERE
     if masks.key_bounds is not None:
         bounds = masks.key_bounds + 3 * b
         begin, end, clear = tl.load(bounds), tl.load(bounds + 1), tl.load(bounds + 2)
@@ -58,6 +63,8 @@ def query_tiles(
     """split_tiles for the block of keys from n0 on, over the queries q_first .. q_last. With the sides swapped, r changes
     its sign, and the left side is that of earlier queries, whose distances are r >= hi."""
     begin, end, clear = q_first, q_last, n0 >= 0
+    if masks.extra is not None:
+        lo, hi = -EVERYWHERE, EVERYWHERE
     if masks.key_bounds is not None:
         bounds = masks.key_bounds + 3 * b
         first, last = tl.load(bounds), tl.load(bounds + 1)
@@ -195,7 +202,16 @@ def visible(masks, b, h, i, j, q_length, k_length, left, right):
         mask = mask & (q_id == k_id)
     if masks.extra is not None:
         if masks.extra_is_bool:
-            at = masks.extra + b * masks.extra_b + h * masks.extra_h
-            at += i.to(tl.int64) * masks.extra_q + j.to(tl.int64) * masks.extra_k
-            mask = mask & (tl.load(at, mask=mask, other=0) != 0)
+            mask = mask & (tl.load(extra_addresses(masks, b, h, i, j), mask=mask, other=0) != 0)
     return mask
+
+
+@triton.jit
+def extra_addresses(masks, b, h, i, j):
+    """Of each pair's number of a dense mask: an address for each query, and a small offset for each key."""
+    at = masks.extra + (b * masks.extra_b + h * masks.extra_h) * masks.extra_unit
+    at = at + i.to(tl.int64) * (masks.extra_q * masks.extra_unit)
+    if masks.extra_k is None:
+        return at + j
+    else:
+        return at + j.to(tl.int64) * masks.extra_k

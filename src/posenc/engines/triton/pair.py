@@ -24,14 +24,15 @@ from ...core.positions import Positions
 from ...core.torch_modes import apply_function
 from .. import blocked, reference
 from ..lowering import LoweredPlan, lower_plan
+from .arguments import MASK_UNIT, with_whole_rows
 from .device import define_operator, is_traced, launch_on
 from .launcher import launch
 from .schedule import cdiv, next_power_of_2
 from .structs import view
 from .tiles import load_tile, matmul
 
-NUMBERS = 1 << 25
-"""Most entries of the bias of a block: 128 MiB of float32."""
+NUMBERS = 1 << 26
+"""Most entries of the bias of a block: 256 MiB of float32."""
 ROWS = 256
 """Fewest queries of a block. Where causality or a window limits the keys, a block has at most a quarter of all queries, as
 smaller blocks skip more keys, ..."""
@@ -63,7 +64,7 @@ def run(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan) -> tuple[Tensor, 
 def run_dense(q: Tensor, k: Tensor, v: Tensor, lowered: LoweredPlan, bias: Tensor) -> tuple[Tensor, Tensor | None]:
     """Attention with one bias [1, H or 1, Lq, Lk] in float32 beside causality: a plan's tables over a grid."""
     is_aligned = lowered.mask.limits == (None, 0)
-    out, lse = _attend_with(q, k, v, bias.float().contiguous(), lowered.scale, is_aligned)
+    out, lse = _attend_with(q, k, v, with_whole_rows(bias.float()), lowered.scale, is_aligned)
     return out, lse if lowered.facts.return_lse else None
 
 
@@ -71,16 +72,16 @@ def _attention(
     q: Tensor, k: Sequence[Tensor], v: Sequence[Tensor], rows: slice, columns: slice, *, plan: Plan, mask: Mask
 ) -> tuple[Tensor, Tensor]:
     keys, values = (blocked.join(x).to(q.dtype) for x in (k, v))
-    bias = _dense_bias(q, plan, mask, rows, columns)
     offset = plan.positions.k_length - plan.positions.q_length
     is_aligned = mask.limits[1] == 0 and columns.stop == rows.stop + offset  # so that future tiles are skipped
+    bias = _dense_bias(q, plan, mask, rows, columns, is_aligned)
     return _attend_with(q, keys, values, bias, plan.scale_of(q.shape[3]), is_aligned)
 
 
 def _attend_with(
     q: Tensor, keys: Tensor, values: Tensor, bias: Tensor, scale: float | Tensor, is_aligned: bool
 ) -> tuple[Tensor, Tensor]:
-    """The kernels, with a dense bias in place of an additive mask, and its gradient."""
+    """The kernels, with a dense bias in place of an additive mask, and its gradient. is_aligned: causal, the last query with the last key."""
     from . import run as run_kernels
 
     own = Plan(Positions(q.shape[2], keys.shape[2]), scale=scale)
@@ -88,22 +89,26 @@ def _attend_with(
     out, lse = run_kernels(q, keys, values, inner)
     assert lse is not None
     if bias.requires_grad and torch.is_grad_enabled():
-        out, lse = apply_function(_BiasGradient, out, lse, bias, q, keys, values, own.scale)
+        out, lse = apply_function(_BiasGradient, out, lse, bias, q, keys, values, own.scale, is_aligned)
     return out, lse
 
 
-def _dense_bias(q: Tensor, plan: Plan, mask: Mask, rows: slice, columns: slice) -> Tensor:
-    """[B or 1, H or 1, rows, columns], float32, -inf where a key is masked."""
+def _dense_bias(q: Tensor, plan: Plan, mask: Mask, rows: slice, columns: slice, is_aligned: bool) -> Tensor:
+    """[B or 1, H or 1, rows, columns], float32, -inf where a key is masked by more than what is_aligned tells the kernels."""
     bias = reference.pair_block(plan, q.device, rows, columns).float()
     bias = bias.reshape(*(1,) * (4 - bias.dim()), *bias.shape)
     added = mask.added(rows, columns)
     if added is not None:
         bias = bias + added.float()
-    positions = plan.positions
-    allowed = mask.allowed(positions.q_length, positions.k_length, q.device, rows, columns)
+    if is_aligned and mask.window is None:
+        allowed = mask.allowed_by_token(rows, columns)
+    else:
+        allowed = mask.allowed(plan.positions.q_length, plan.positions.k_length, q.device, rows, columns)
     if allowed is not None:
         bias = bias.masked_fill(~allowed, float("-inf"))
-    return bias.contiguous()
+    return (
+        bias if torch.compiler.is_compiling() else with_whole_rows(bias)
+    )  # compiled for one length, it would be for that one alone
 
 
 # ---- the gradient of the bias ------------------------------------------------------------------------------------------
@@ -111,12 +116,12 @@ class _BiasGradient(torch.autograd.Function):
     """(out, lse) as they are; backward, their gradients pass and the bias gets its own."""
 
     @staticmethod
-    def forward(out, lse, bias, q, k, v, scale):
+    def forward(out, lse, bias, q, k, v, scale, is_aligned):
         return out.clone(), lse.clone()
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        _, lse, bias, q, k, v, ctx.scale = inputs
+        _, lse, bias, q, k, v, ctx.scale, ctx.is_aligned = inputs
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(lse, bias, q, k, v)
 
@@ -127,19 +132,27 @@ class _BiasGradient(torch.autograd.Function):
         never = torch.where(lse == float("-inf"), float("inf"), lse)  # a fully masked query has no gradient
         run = gradient_op if is_traced(q) else gradient
         of_lse = None if d_lse is None else d_lse.contiguous()
-        d_bias = run(given.to(q.dtype), of_lse, never.contiguous(), bias, q, k, v, ctx.scale)
-        return d_out, d_lse, d_bias, None, None, None, None
+        d_bias = run(given.to(q.dtype), of_lse, never.contiguous(), bias, q, k, v, ctx.scale, ctx.is_aligned)
+        return d_out, d_lse, d_bias, None, None, None, None, None
 
 
 def gradient(
-    d_out: Tensor, d_lse: Tensor | None, lse: Tensor, bias: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: float
+    d_out: Tensor,
+    d_lse: Tensor | None,
+    lse: Tensor,
+    bias: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    is_aligned: bool,
 ) -> Tensor:
     """The gradient of a bias [B or 1, H or 1, Lq, Lk]: Σ p (dp - delta) over what shares a number of it.
 
     delta = Σ_j p dp - d_lse is summed here in float32. The output that the forward pass has rounded would give a delta that is wrong by
     the same amount for all keys of a query, and such an amount is what a smooth bias sums up.
     """
-    made, delta = torch.empty_like(bias), torch.empty_like(lse)
+    made, delta = bias.new_empty(bias.shape), torch.empty_like(lse)
     batch, heads, q_length, size = q.shape
     k_length, v_size = v.shape[2], v.shape[3]
     block_d, block_dv = (max(16, next_power_of_2(x)) for x in (size, v_size))
@@ -147,17 +160,21 @@ def gradient(
     block = (64 if widest < 256 else 32) // (2 if q.dtype == torch.float32 else 1)
     rows, columns = cdiv(q_length, block), cdiv(k_length, block)
     views = [view(x if x.stride(-1) == 1 else x.contiguous()) for x in (q, k, v, d_out)]
+    bias = with_whole_rows(bias)
+    units = (bias, *(step // MASK_UNIT for step in bias.stride()[:3]))
     options = dict(
-        D=size, DV=v_size, BLOCK_D=block_d, BLOCK_DV=block_dv, BLOCK=block,
-        num_warps=4 if widest <= 64 else 8, num_stages=2 if widest <= 64 else 1,
+        D=size, DV=v_size, BLOCK_D=block_d, BLOCK_DV=block_dv, BLOCK=block, CAUSAL=is_aligned, UNIT=MASK_UNIT,
     )  # fmt: skip
+    of_delta, of_bias = (
+        dict(num_warps=warps, num_stages=stages) for warps, stages in WARPS_AND_STAGES[min(widest, 256)]
+    )
     sizes = (
         heads, heads // k.shape[1], q_length, k_length, bias.shape[1], heads // bias.shape[1], batch // bias.shape[0], scale
     )  # fmt: skip
     with launch_on(q):
-        launch(delta_kernel, batch * heads * rows, *views, lse, d_lse, bias, delta, *sizes, **options)
+        launch(delta_kernel, batch * heads * rows, *views, lse, d_lse, *units, delta, *sizes, **options, **of_delta)
         tiles = bias.shape[0] * bias.shape[1] * rows * columns
-        launch(gradient_kernel, tiles, *views, lse, delta, bias, made, *sizes, **options)
+        launch(gradient_kernel, tiles, *views, lse, delta, *units, made, *sizes, **options, **of_bias)
     return made
 
 
@@ -165,8 +182,36 @@ gradient_op = define_operator("pair_gradient", gradient)
 
 
 @torch.library.register_fake("posenc::pair_gradient")
-def _(d_out, d_lse, lse, bias, q, k, v, scale):
-    return torch.empty_like(bias)
+def _(d_out, d_lse, lse, bias, q, k, v, scale, is_aligned):
+    return bias.new_empty(bias.shape)
+
+
+@triton.jit
+def load_bias(
+    bias, bias_b, bias_h, bias_q, b, h, i, j, q_length, k_length, CAUSAL: tl.constexpr, UNIT: tl.constexpr
+):  # fmt: skip
+    """A tile [i, j] of the bias, whose strides count UNIT numbers; -inf where causality hides a key."""
+    at = bias + (b * bias_b + h * bias_h) * UNIT + i[:, None].to(tl.int64) * (bias_q * UNIT) + j[None, :]
+    added = tl.load(at, mask=(i < q_length)[:, None] & (j // UNIT * UNIT < k_length)[None, :], other=float("-inf"))
+    if CAUSAL:
+        added = tl.where(j[None, :] - i[:, None] <= k_length - q_length, added, float("-inf"))
+    return added
+
+
+WARPS_AND_STAGES = {**dict.fromkeys((16, 32, 64), ((4, 2), (8, 2))), 128: ((8, 2), (4, 1)), 256: ((8, 1), (8, 1))}
+"""Of both kernels, by the head size."""
+SIZES = [
+    "bias_b",
+    "bias_h",
+    "bias_q",
+    "heads",
+    "group",
+    "q_length",
+    "k_length",
+    "bias_heads",
+    "shared_heads",
+    "shared_rows",
+]
 
 
 @triton.jit
@@ -182,10 +227,11 @@ def products(
     return matmul(q_tile, tl.trans(k_tile)), matmul(do_tile, tl.trans(v_tile))
 
 
-@triton.jit(do_not_specialize=["heads", "group", "q_length", "k_length", "bias_heads", "shared_heads", "shared_rows"])
+@triton.jit(do_not_specialize=SIZES)
 def delta_kernel(
-    q, k, v, d_out, lse, d_lse, bias, delta, heads, group, q_length, k_length, bias_heads, shared_heads, shared_rows, scale,
+    q, k, v, d_out, lse, d_lse, bias, bias_b, bias_h, bias_q, delta, heads, group, q_length, k_length, bias_heads, shared_heads, shared_rows, scale,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK: tl.constexpr,
+    CAUSAL: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     """delta of a block of queries of one head."""
     m_blocks = tl.cdiv(q_length, BLOCK)
@@ -193,30 +239,32 @@ def delta_kernel(
     m0 = pid % m_blocks * BLOCK
     bh = (pid // m_blocks).to(tl.int64)
     b, h = bh // heads, bh % heads
-    plane = (b // shared_rows) * bias_heads + h // shared_heads
     i = m0 + tl.arange(0, BLOCK)
     d, dv = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
     row = bh * q_length + i
     lse_i = tl.load(lse + row, mask=i < q_length, other=float("inf"))
     total = tl.zeros([BLOCK], tl.float32)
-    for n in range(tl.cdiv(k_length, BLOCK)):
+    end = k_length
+    if CAUSAL:
+        end = tl.minimum(end, tl.maximum(m0 + BLOCK + k_length - q_length, 0))
+    for n in range(tl.cdiv(end, BLOCK)):
         n0 = n * BLOCK
         j = n0 + tl.arange(0, BLOCK)
-        inside = (i < q_length)[:, None] & (j < k_length)[None, :]
-        at = (plane * q_length + i[:, None]) * k_length + j[None, :]
-        added = tl.load(bias + at, mask=inside, other=float("-inf"))
-        if tl.max(added) > float("-inf"):  # else the tile is fully masked
-            s, dp = products(q, k, v, d_out, b, h, group, m0, n0, q_length, k_length, D, DV, d, dv, BLOCK)
-            total += tl.sum(tl.exp(s * scale + added - lse_i[:, None]) * dp, 1)
+        added = load_bias(
+            bias, bias_b, bias_h, bias_q, b // shared_rows, h // shared_heads, i, j, q_length, k_length, CAUSAL, UNIT
+        )
+        s, dp = products(q, k, v, d_out, b, h, group, m0, n0, q_length, k_length, D, DV, d, dv, BLOCK)
+        total += tl.sum(tl.exp(s * scale + added - lse_i[:, None]) * dp, 1)
     if d_lse is not None:
         total -= tl.load(d_lse + row, mask=i < q_length, other=0.0)
     tl.store(delta + row, total, mask=i < q_length)
 
 
-@triton.jit(do_not_specialize=["heads", "group", "q_length", "k_length", "bias_heads", "shared_heads", "shared_rows"])
+@triton.jit(do_not_specialize=SIZES)
 def gradient_kernel(
-    q, k, v, d_out, lse, delta, bias, made, heads, group, q_length, k_length, bias_heads, shared_heads, shared_rows, scale,
+    q, k, v, d_out, lse, delta, bias, bias_b, bias_h, bias_q, made, heads, group, q_length, k_length, bias_heads, shared_heads, shared_rows, scale,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK: tl.constexpr,
+    CAUSAL: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     """One program for each tile of the bias: it sums over the rows of the batch and the heads that share the tile."""
     m_blocks, n_blocks = tl.cdiv(q_length, BLOCK), tl.cdiv(k_length, BLOCK)
@@ -224,21 +272,20 @@ def gradient_kernel(
     n0 = pid % n_blocks * BLOCK
     m0 = pid // n_blocks % m_blocks * BLOCK
     plane = (pid // n_blocks // m_blocks).to(tl.int64)
-    b0, h0 = plane // bias_heads, plane % bias_heads
+    own_b, own_h = plane // bias_heads, plane % bias_heads
     i, j = m0 + tl.arange(0, BLOCK), n0 + tl.arange(0, BLOCK)
     d, dv = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
-    at = (plane * q_length + i[:, None]) * k_length + j[None, :]
-    inside = (i < q_length)[:, None] & (j < k_length)[None, :]
-    added = tl.load(bias + at, mask=inside, other=float("-inf"))
+    added = load_bias(bias, bias_b, bias_h, bias_q, own_b, own_h, i, j, q_length, k_length, CAUSAL, UNIT)
     total = tl.zeros([BLOCK, BLOCK], tl.float32)
     sharing = shared_rows * shared_heads
     if tl.max(added) == float("-inf"):  # the tile is fully masked
         sharing = 0
     for t in range(sharing):
-        b, h = b0 + t // shared_heads, h0 + t % shared_heads
+        b, h = own_b * shared_rows + t // shared_heads, own_h * shared_heads + t % shared_heads
         row = (b * heads + h) * q_length + i
         lse_i = tl.load(lse + row, mask=i < q_length, other=float("inf"))
         delta_i = tl.load(delta + row, mask=i < q_length, other=0.0)
         s, dp = products(q, k, v, d_out, b, h, group, m0, n0, q_length, k_length, D, DV, d, dv, BLOCK)
         total += tl.exp(s * scale + added - lse_i[:, None]) * (dp - delta_i[:, None])
-    tl.store(made + at, total, mask=inside)
+    at = (plane * q_length + i.to(tl.int64)[:, None]) * k_length + j[None, :]
+    tl.store(made + at, total, mask=(i < q_length)[:, None] & (j < k_length)[None, :])

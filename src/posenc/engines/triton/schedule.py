@@ -29,6 +29,14 @@ HOPPER = {
 }
 # By what a plan contains (`Inputs.kind`), and the head size: loading content terms takes registers, dot_key terms take more of them.
 HOPPER_KINDS = {
+    # a tile of the mask, in float32, goes through shared memory too: small tiles leave room for three, and for two programs
+    "dense": {
+        ("forward", 64): Tile(64, 64, 4, 3, 3),
+        ("forward", 128): Tile(128, 64, 8, 3, 3),
+        ("backward_q", 64): Tile(64, 32, 4, 3, 3),
+        ("backward_q", 128): Tile(64, 32, 4, 3, 3),
+        ("backward_k", 128): Tile(64, 64, 4, 3),
+    },
     "bias": {("forward", 64): Tile(64, 128, 4, 3)},
     # a general tile of 128 keys that loads the bias and masks or dropout spills registers
     "masked bias": {("forward", 64): Tile(64, 128, 4, 3, 1, 64)},
@@ -97,7 +105,7 @@ def choose_tile(
     hopper = capability(device)[0] in (9, 10)  # 12.x has the shared memory of 8.6
     width, tile = WIDTHS[number], (HOPPER if hopper else SMALL)[kernel][number]
     if hopper and kind != "plain":
-        for like in (kind,) if kind.endswith("bias") else ("content", kind):
+        for like in (kind,) if kind.endswith("bias") or kind == "dense" else ("content", kind):
             tile = HOPPER_KINDS[like].get((kernel, width), tile)
     if kernel == "forward" and q_length <= 16:
         return Tile(16, 128 if width <= 128 and hopper else 32, 4, tile.stages)
