@@ -234,9 +234,9 @@ def starts():
     check(q, k, v, plan, key_mask=torch.arange(500, device="cuda")[None] >= pad[:, None])
 
 
-def additive_masks():
-    """Numbers added to each pair: rows of any length and alignment, shared by rows of the batch, heads or queries, beside every kind of term;
-    and functions of both positions, whose blocks are such masks."""
+def dense_masks():
+    """A number or a truth value of each pair: rows of any length and alignment, shared by rows of the batch, heads or queries, beside every kind
+    of term; and functions of both positions, whose blocks are such masks."""
     kinds = [
         ((), {"causal": True}),
         (("bias",), {}),
@@ -244,13 +244,15 @@ def additive_masks():
         (("dot_key", "scale"), {"window": (90, 20)}),
     ]
     shapes = [(2, 4, 300, 301), (1, 1, 64, 516), (1, 4, 1, 777), (2, 1, 130, 130)]
-    for (slots, options), (rows, heads, lq, lk) in itertools.product(kinds, shapes):
+    for number, ((slots, options), (rows, heads, lq, lk)) in enumerate(itertools.product(kinds, shapes)):
         q, k, v = tensors(2, 4, 2, max(lq, 100), lk, 64, torch.bfloat16)
-        dtype = torch.float32 if lk % 2 else torch.bfloat16
-        mask = torch.randn(rows, heads, lq if lq == 1 else q.shape[2], lk + 3, device="cuda").to(dtype)[..., :lk]
+        plan = tame(plan_of(slots, q, k, v, reach=(60, 70)))
+        numbers = torch.randn(rows, heads, lq if lq == 1 else q.shape[2], lk + 3, device="cuda")[..., :lk]
         if lk == 777:
-            mask = mask.masked_fill(mask > 1.0, float("-inf"))
-        check(q, k, v, tame(plan_of(slots, q, k, v, reach=(60, 70))), mask=mask, **options)
+            numbers = numbers.masked_fill(numbers > 1.0, float("-inf"))
+        check(q, k, v, plan, mask=numbers.to(torch.float32 if lk % 2 else torch.bfloat16), **options)
+        visible = numbers > -1.0
+        check(q, k, v, plan, mask=visible if number % 3 else visible.mT.contiguous().mT, **options)
     for size, lk in ((64, 301), (128, 516), (80, 130)):
         q, k, v = tensors(2, 4, 2, 130, lk, size, torch.bfloat16)
         weight = torch.randn(4, device="cuda").requires_grad_()
@@ -262,7 +264,7 @@ def additive_masks():
             g = torch.linspace(-1, 1, out.numel(), device="cuda").view_as(out).to(torch.bfloat16).to(kind)
             found.append([out, *torch.autograd.grad(out, [*own, weight], g)])
         for ours, exact in zip(*found, strict=True):
-            torch.testing.assert_close(ours.double(), exact, rtol=0.0, atol=2e-2 * float(exact.abs().max()))
+            torch.testing.assert_close(ours.double(), exact.double(), rtol=0.0, atol=2e-2 * float(exact.abs().max()))
 
 
 FUZZ, PARTS, EVERY = 500, 10, 1
@@ -320,7 +322,7 @@ CASES = {
     "documents": documents,
     "further axes": further_axes,
     "starts": starts,
-    "additive masks": additive_masks,
+    "dense masks": dense_masks,
     **{f"strides {name}": partial(strides, name) for name in layouts.ENCODINGS},
     **{f"fuzz {part + 1} of {PARTS}": partial(fuzz, part) for part in range(PARTS)},
 }

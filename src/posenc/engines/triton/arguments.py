@@ -26,7 +26,7 @@ from .padding import find_bounds, find_documents
 
 FAR = 1 << 28  # a distance beyond every position: a span at FAR makes every tile far
 LONGEST = 2048  # distances: with more, a row term is made for some queries at a time, as it takes memory for each token
-MASK_UNIT = 4  # numbers of an additive mask that a thread loads at a time
+MASK_UNITS = {True: 16, False: 4}  # numbers of a dense mask that a thread loads at a time; True: of a boolean one
 MARGIN = 192  # distances, see _band_span: queries and keys of a tile of gluon/content_backward.py
 QUERIES = 1024  # at least that many at a time,
 ROWS = 1 << 15  # or so many that all heads and batch rows together have this many, to fill a device
@@ -80,10 +80,10 @@ class Inputs(NamedTuple):
     seed: Tensor | None = None
 
     def kind(self, num: Numbers) -> str:
-        """Which tiles schedule.py chooses: "plain", "dense" (an additive mask), "bias" or "masked bias"; "content" (row or value terms) or "keys" (a column
+        """Which tiles schedule.py chooses: "plain", "dense" (a mask of all pairs), "bias" or "masked bias"; "content" (row or value terms) or "keys" (a column
         term), with "wide " before them where whole tiles lie within the bands."""
         if self.table is None and self.key_table is None and self.value is None:
-            if self.bias is None and self.extra is not None and self.extra.is_floating_point():
+            if self.bias is None and self.extra is not None:
                 return "dense"
             masks = (self.p_q, self.key_mask, self.doc_q, self.extra, self.seed)
             masked = "" if all(mask is None for mask in masks) else "masked "
@@ -268,17 +268,22 @@ def prepare_masks(
         made["key_mask"] = key_mask.view(torch.uint8) if key_mask.dtype == torch.bool else key_mask
         made["key_bounds"] = find_bounds(launch, made["key_mask"], batch)
     if extra is not None:
-        made["extra"] = extra.view(torch.uint8) if extra.dtype == torch.bool else with_whole_rows(extra)
+        made["extra"] = with_whole_rows(extra.view(torch.uint8) if extra.dtype == torch.bool else extra)
     if doc_q is not None and doc_k is not None:
         made["doc_q_keys"], made["doc_k_queries"] = find_documents(launch, doc_q, doc_k)
     return made
 
 
+def mask_unit(extra: Tensor) -> int:
+    return MASK_UNITS[extra.dtype == torch.uint8]
+
+
 def with_whole_rows(extra: Tensor) -> Tensor:
-    """An additive mask whose rows begin at multiples of MASK_UNIT numbers, so that one kernel serves all lengths; a copy where they do not."""
+    """A dense mask whose rows begin at multiples of its unit, so that one kernel serves all lengths; a copy where they do not."""
+    unit = mask_unit(extra)
     *steps, last = extra.stride()
-    if last == 1 and not any(step % MASK_UNIT for step in steps):
+    if last == 1 and not any(step % unit for step in steps):
         return extra
     shared = extra[tuple([slice(0, 1) if step == 0 else slice(None) for step in steps])]
-    rows = pad(shared, (0, -extra.shape[3] % MASK_UNIT)).contiguous()
+    rows = pad(shared, (0, -extra.shape[3] % unit)).contiguous()
     return rows[..., : extra.shape[3]].expand(extra.shape)

@@ -21,7 +21,7 @@ from ...core.launches import is_recording
 from .. import gluon
 from . import schedule
 from .alignment import align_rows
-from .arguments import GRADIENTS, MASK_UNIT, Inputs, Numbers
+from .arguments import GRADIENTS, Inputs, Numbers, mask_unit
 from .backward_k import backward_k
 from .backward_q import backward_q
 from .band_layout import MARGIN, Band, band_shape, make_band, round_up
@@ -420,15 +420,14 @@ def position_args(x: Inputs) -> PositionArgs:
 
 
 def make_masks(x: Inputs) -> Masks:
-    extra, is_bool, unit, strides = x.extra, False, 1, (0, 0, 0, 0)
+    extra, is_bool, unit, strides = x.extra, False, 1, (0, 0, 0)
     if extra is not None:
-        is_bool, strides = extra.dtype == torch.uint8, extra.stride()
-        if not is_bool:  # arguments.prepare_masks
-            unit, strides = MASK_UNIT, (*(stride // MASK_UNIT for stride in strides[:3]), None)
+        is_bool, unit = extra.dtype == torch.uint8, mask_unit(extra)
+        strides = tuple([stride // unit for stride in extra.stride()[:3]])
     return Masks(
         x.key_mask, _batch_stride(x.key_mask), x.key_bounds, x.doc_q, x.doc_k, _batch_stride(x.doc_q), _batch_stride(x.doc_k),
         x.doc_q_keys, x.doc_k_queries, _batch_stride(x.doc_q_keys), _batch_stride(x.doc_k_queries),
-        extra, *strides, x.seed, tl.constexpr(is_bool), tl.constexpr(unit),
+        extra, *strides, None, x.seed, tl.constexpr(is_bool), tl.constexpr(unit),
     )  # fmt: skip
 
 

@@ -202,16 +202,18 @@ def visible(masks, b, h, i, j, q_length, k_length, left, right):
         mask = mask & (q_id == k_id)
     if masks.extra is not None:
         if masks.extra_is_bool:
-            mask = mask & (tl.load(extra_addresses(masks, b, h, i, j), mask=mask, other=0) != 0)
+            mask = mask & (load_extra(masks, b, h, i, j, q_length, k_length) != 0)
     return mask
 
 
 @triton.jit
-def extra_addresses(masks, b, h, i, j):
-    """Of each pair's number of a dense mask: an address for each query, and a small offset for each key."""
+def load_extra(masks, b, h, i, j, q_length, k_length):
+    """The numbers of a dense mask, by an address for each query and a small offset for each key. Whole units of keys, so that each is one
+    load; what lies beyond the last key is not masked here."""
     at = masks.extra + (b * masks.extra_b + h * masks.extra_h) * masks.extra_unit
     at = at + i.to(tl.int64) * (masks.extra_q * masks.extra_unit)
+    exists = (i < q_length) & (j // masks.extra_unit * masks.extra_unit < k_length)
     if masks.extra_k is None:
-        return at + j
+        return tl.load(at + j, mask=exists, other=0)
     else:
-        return at + j.to(tl.int64) * masks.extra_k
+        return tl.load(at + j.to(tl.int64) * masks.extra_k, mask=exists, other=0)

@@ -24,7 +24,7 @@ from ...core.positions import Positions
 from ...core.torch_modes import apply_function
 from .. import blocked, reference
 from ..lowering import LoweredPlan, lower_plan
-from .arguments import MASK_UNIT, with_whole_rows
+from .arguments import mask_unit, with_whole_rows
 from .device import define_operator, is_traced, launch_on
 from .launcher import launch
 from .schedule import cdiv, next_power_of_2
@@ -161,9 +161,10 @@ def gradient(
     rows, columns = cdiv(q_length, block), cdiv(k_length, block)
     views = [view(x if x.stride(-1) == 1 else x.contiguous()) for x in (q, k, v, d_out)]
     bias = with_whole_rows(bias)
-    units = (bias, *(step // MASK_UNIT for step in bias.stride()[:3]))
+    unit = mask_unit(bias)
+    units = (bias, *(step // unit for step in bias.stride()[:3]))
     options = dict(
-        D=size, DV=v_size, BLOCK_D=block_d, BLOCK_DV=block_dv, BLOCK=block, CAUSAL=is_aligned, UNIT=MASK_UNIT,
+        D=size, DV=v_size, BLOCK_D=block_d, BLOCK_DV=block_dv, BLOCK=block, CAUSAL=is_aligned, UNIT=unit,
     )  # fmt: skip
     of_delta, of_bias = (
         dict(num_warps=warps, num_stages=stages) for warps, stages in WARPS_AND_STAGES[min(widest, 256)]

@@ -29,7 +29,7 @@ HOPPER = {
 }
 # By what a plan contains (`Inputs.kind`), and the head size: loading content terms takes registers, dot_key terms take more of them.
 HOPPER_KINDS = {
-    # a tile of the mask, in float32, goes through shared memory too: small tiles leave room for three, and for two programs
+    # a tile of the mask, up to 32 KiB, goes through shared memory too: small tiles leave room for three, and for two programs
     "dense": {
         ("forward", 64): Tile(64, 64, 4, 3, 3),
         ("forward", 128): Tile(128, 64, 8, 3, 3),

@@ -27,7 +27,7 @@ import triton.language as tl
 
 from .band_layout import load_band, load_end, pair_addresses, reaches_ends, select_ends
 from .bf16x3 import add_bf16x3
-from .masking import extra_addresses, is_masked, visible
+from .masking import is_masked, load_extra, visible
 
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -128,11 +128,9 @@ def add_unscaled_terms(x, terms, masks, b, h, bh, i, j, r, q_length, k_length):
         x += LOG2E * (c_q - c_k).to(tl.float32)  # sums over long texts come as float64: subtracted first, then rounded
     if masks.extra is not None:
         if not masks.extra_is_bool:
-            # whole units of keys, so that each is one load; what lies beyond the last key is masked, by apply_mask or here
-            exists = (i < q_length) & (j // masks.extra_unit * masks.extra_unit < k_length)
-            added = tl.load(extra_addresses(masks, b, h, i, j), mask=exists, other=0.0).to(tl.float32)
+            added = load_extra(masks, b, h, i, j, q_length, k_length).to(tl.float32)
             if (terms.scale is None) and ((terms.rows is not None) or (terms.cols is not None)):
-                added = tl.where(j < k_length, added, 0.0)
+                added = tl.where(j < k_length, added, 0.0)  # else apply_mask hides what lies beyond the last key
             x += LOG2E * added
     return x
 

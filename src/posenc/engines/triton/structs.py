@@ -83,11 +83,11 @@ class Masks(NamedTuple):
     doc_k_queries: Any  # int32 [B or 1, Lk, 2]: the same for keys, over queries
     doc_q_keys_row: Any
     doc_k_queries_row: Any
-    extra: Any  # uint8 (1: visible), any strides; or float (added to scores)
+    extra: Any  # uint8 (1: visible) or float (added to scores)
     extra_b: Any  # strides, in units of extra_unit
     extra_h: Any
     extra_q: Any
-    extra_k: Any  # None: 1
+    extra_k: Any  # numbers; None: 1
     seed: Any  # int64 [8], for dropout: see core/dropout.py
     extra_is_bool: Any  # constexpr
     extra_unit: Any  # constexpr: numbers. Of 4, the compiler knows that it can load 4 at a time
