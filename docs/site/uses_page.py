@@ -18,7 +18,7 @@ from .speed_tables import RESULTS
 
 TITLES = {
     "layer": "`posenc.Attention(512, 8)` beside the layer written by hand",
-    "masked": "The same layer with padding, packed documents, a window of 64 or 2 key heads for 8; on a CPU also cross-attention (context), dropout and autocast",
+    "masked": "The same layer with padding, packed documents, a window of 64, 2 key heads for 8 or a boolean mask of all pairs; on a CPU also cross-attention (context), dropout and autocast",
     "model": "Models of transformers: `hf.accelerate` beside the original",
     "compiled": "The same under `torch.compile`, two layers",
     "generate": "`generate`",
@@ -59,6 +59,7 @@ REASONS = {
     "layer/transformer_xl/*": "host time: its table is projected in each call, and the difference of its two biases made",
     "masked/*, packed/*": "host time: the bounds of the documents are found in each call, two launches before the kernel; code written by hand makes its "
     "dense mask in one operation",
+    "masked/t5, mask/4x2048/forward": "each pair looks up the bias of its distance beside the mask; a mask that holds the bias already has one number to load",
     "masked/*, 4 tokens/*": "host time: a recorded step of the kernel that serves several queries, beside PyTorch's attention with a mask that was made before",
     "masked/*": "host time: a layer with masks on a GPU makes its plan and checks its masks in each call",
     "host/deberta/*": "its table is projected in each call, and content terms of queries and keys are 6 launches forward and 18 in a step, in two functions of autograd",

@@ -77,10 +77,10 @@ class Layer(nn.Module):
 
     def forward(
         self, x: Tensor, start: int | None = None, key_mask: Tensor | None = None, documents: Tensor | None = None,
-        context: Tensor | None = None,
+        context: Tensor | None = None, mask: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         layer, first = self.layer, start or 0
-        self.visible = None if key_mask is None else key_mask[:, None, None]
+        self.visible = mask if key_mask is None else key_mask[:, None, None]
         if documents is not None:
             same = (documents[:, :, None] == documents[:, None])[:, None]
             self.visible = same if self.visible is None else self.visible & same

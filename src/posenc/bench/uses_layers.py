@@ -56,8 +56,12 @@ ON_CPU: dict[str, tuple[tuple[str, ...], tuple[tuple[int, int], ...]]] = {
     "context, padded": (("none",), ((1, 16), (8, 64), (8, 128))),
     "dropout": (("rope", "t5"), ((1, 16), (8, 128), (4, 256), (1, 512))),
     "autocast": (("rope", "t5"), ((1, 16), (8, 128))),
+    "mask": (("rope", "t5"), ((8, 128), (1, 512))),
 }
-"""The same, on a CPU. context: cross-attention over another text of the same length."""
+"""The same, on a CPU. context: cross-attention over another text of the same length; mask: a boolean one of all pairs."""
+ON_GPU: dict[str, tuple[tuple[str, ...], tuple[tuple[int, int], ...]]] = {
+    "mask": (("rope", "t5"), ((8, 128), (1, 512), (4, 2048)))
+}
 LAYER_OPTIONS: dict[str, dict[str, Any]] = {
     "window": {"window": (64, 0)}, "grouped": {"kv_heads": 2}, "grouped, padded": {"kv_heads": 2}, "dropout": {"dropout": 0.1},
 }  # fmt: skip
@@ -67,7 +71,7 @@ def masked_cells(device: str) -> Iterator[Cell]:
     """Padding, packed documents, windows, grouped queries; a batch of texts that continue, padded on the left; a few tokens at once. On a
     CPU also cross-attention, dropout, autocast."""
     dtype = low_precision(device)
-    further = ON_CPU if device == "cpu" else {}
+    further = ON_CPU if device == "cpu" else ON_GPU
     for use, (encodings, lengths) in {"padded": (PADDED, SIZES), **OTHER_USES, **further}.items():
         for name, (batch, length), (what, training) in product(encodings, lengths, PASSES.items()):
             if training or use != "dropout":
@@ -80,11 +84,13 @@ def masked_cells(device: str) -> Iterator[Cell]:
 
 
 def token_masks(use: str, batch: int, length: int, device: str) -> dict[str, Any]:
-    """What the layer is given besides x: half to all of each text is real; or three documents in each row."""
+    """What the layer is given besides x: half to all of each text is real; three documents in each row; or three quarters of all pairs."""
     at = torch.arange(length, device=device)
     if use.endswith("padded"):
         ends = length - torch.arange(batch, device=device) * (length // 2) // max(1, batch - 1)
         return {"key_mask": at < ends[:, None] if batch > 1 else at[None] < length - length // 4}
+    if use == "mask":
+        return {"mask": (torch.rand(length, length, device=device) < 0.75) | (at == at[:, None])}
     return {"documents": (at * 3 // length).expand(batch, length).contiguous()} if use == "packed" else {}
 
 
@@ -178,7 +184,7 @@ def whole_text(
         {what: partial(call, hand) for what, hand in hands.items()},
         check,
         floor=partial(call, linear_maps) if name == "none" and not use else None,
-        engine=None if use in ON_CPU else lambda: engine_of(layer, x, training, masks),
+        engine=None if device == "cpu" and use in ON_CPU else lambda: engine_of(layer, x, training, masks),
     )
 
 

@@ -108,7 +108,7 @@ def run(
                 hidden, is_empty = known.hidden, known.is_empty
     if plan is not None and has_terms:
         assert offset is not None
-        mask = _mask(q, plan, offset, limits, heads == kv_heads, k_length, hidden)
+        mask = _mask(q, plan, offset, limits, k_length, hidden)
         if mask is None:
             return None
     elif hidden is not None:
@@ -227,7 +227,7 @@ def _is_simple(plan: Plan, q_length: int, k_length: int, causal: bool) -> bool:
 
 
 def _mask(
-    q: Tensor, plan: Plan, offset: int, limits: Window, own_keys: bool, k_length: int, hidden: Tensor | None
+    q: Tensor, plan: Plan, offset: int, limits: Window, k_length: int, hidden: Tensor | None
 ) -> Tensor | tuple | None:
     """All terms and masks as one mask, where they fit. With a gradient: the function of `dense` that attends with them, and what it takes
     between q, k, v and the scale."""
@@ -261,8 +261,6 @@ def _mask(
     is_last = offset == q_length - k_length
     if not is_token and not is_last and q_length < block_sizes.DECODE_ROWS and q_length != k_length:
         return None  # a few queries after many keys: their mask would be new in each step
-    if content is not None and not own_keys:
-        return None
     width = dense_terms.kept_width(q_length, k_length) if is_last and not trains else k_length
     if hidden is None:  # else `_may_join` has asked already
         constant = rules_cpu.OPEN_PAIRS if limits == (None, None) else rules_cpu.CONSTANT_PAIRS

@@ -80,11 +80,18 @@ class Inputs(NamedTuple):
     seed: Tensor | None = None
 
     def kind(self, num: Numbers) -> str:
-        """Which tiles schedule.py chooses: "plain", "dense" (a mask of all pairs), "bias" or "masked bias"; "content" (row or value terms) or "keys" (a column
-        term), with "wide " before them where whole tiles lie within the bands."""
+        """Which tiles schedule.py chooses: "plain", "bias" or "masked bias"; "dense" (a mask of all pairs; "narrow dense" where its numbers take less
+        than 4 bytes) or "dense bias"; "content" (row or value terms) or "keys" (a column term), with "wide " before them where whole tiles
+        lie within the bands."""
         if self.table is None and self.key_table is None and self.value is None:
-            if self.bias is None and self.extra is not None:
-                return "dense"
+            if self.extra is not None:
+                return (
+                    "dense bias"
+                    if self.bias is not None
+                    else "dense"
+                    if self.extra.element_size() == 4
+                    else "narrow dense"
+                )
             masks = (self.p_q, self.key_mask, self.doc_q, self.extra, self.seed)
             masked = "" if all(mask is None for mask in masks) else "masked "
             return "plain" if self.bias is None else masked + "bias"

@@ -26,7 +26,8 @@ from .. import blocked, reference
 from ..lowering import LoweredPlan, lower_plan
 from .arguments import mask_unit, with_whole_rows
 from .device import define_operator, is_traced, launch_on
-from .launcher import launch
+from .launcher import Launch
+from .replay import describe, run_recorded
 from .schedule import cdiv, next_power_of_2
 from .structs import view
 from .tiles import load_tile, matmul
@@ -137,21 +138,23 @@ class _BiasGradient(torch.autograd.Function):
 
 
 def gradient(
-    d_out: Tensor,
-    d_lse: Tensor | None,
-    lse: Tensor,
-    bias: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    scale: float,
-    is_aligned: bool,
-) -> Tensor:
+    d_out: Tensor, d_lse: Tensor | None, lse: Tensor, bias: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: float, is_aligned: bool
+) -> Tensor:  # fmt: skip
     """The gradient of a bias [B or 1, H or 1, Lq, Lk]: Σ p (dp - delta) over what shares a number of it.
 
     delta = Σ_j p dp - d_lse is summed here in float32. The output that the forward pass has rounded would give a delta that is wrong by
     the same amount for all keys of a query, and such an amount is what a smooth bias sums up.
     """
+    given = d_out, d_lse, lse, bias, q, k, v
+    key = "pair_gradient", q.device, scale, is_aligned, describe(given)
+    with launch_on(q):
+        return run_recorded(key, given, partial(_gradient, scale=scale, is_aligned=is_aligned))
+
+
+def _gradient(
+    launch: Launch, d_out: Tensor, d_lse: Tensor | None, lse: Tensor, bias: Tensor, q: Tensor, k: Tensor, v: Tensor, *, scale: float,
+    is_aligned: bool,
+) -> Tensor:  # fmt: skip
     made, delta = bias.new_empty(bias.shape), torch.empty_like(lse)
     batch, heads, q_length, size = q.shape
     k_length, v_size = v.shape[2], v.shape[3]
@@ -163,19 +166,14 @@ def gradient(
     bias = with_whole_rows(bias)
     unit = mask_unit(bias)
     units = (bias, *(step // unit for step in bias.stride()[:3]))
-    options = dict(
-        D=size, DV=v_size, BLOCK_D=block_d, BLOCK_DV=block_dv, BLOCK=block, CAUSAL=is_aligned, UNIT=unit,
-    )  # fmt: skip
-    of_delta, of_bias = (
-        dict(num_warps=warps, num_stages=stages) for warps, stages in WARPS_AND_STAGES[min(widest, 256)]
-    )
+    options = dict(D=size, DV=v_size, BLOCK_D=block_d, BLOCK_DV=block_dv, BLOCK=block, CAUSAL=is_aligned, UNIT=unit)
+    of_delta, of_bias = (dict(num_warps=warps, num_stages=stages) for warps, stages in WARPS_AND_STAGES[widest])
     sizes = (
         heads, heads // k.shape[1], q_length, k_length, bias.shape[1], heads // bias.shape[1], batch // bias.shape[0], scale
     )  # fmt: skip
-    with launch_on(q):
-        launch(delta_kernel, batch * heads * rows, *views, lse, d_lse, *units, delta, *sizes, **options, **of_delta)
-        tiles = bias.shape[0] * bias.shape[1] * rows * columns
-        launch(gradient_kernel, tiles, *views, lse, delta, *units, made, *sizes, **options, **of_bias)
+    launch(delta_kernel, batch * heads * rows, *views, lse, d_lse, *units, delta, *sizes, **options, **of_delta)
+    tiles = bias.shape[0] * bias.shape[1] * rows * columns
+    launch(gradient_kernel, tiles, *views, lse, delta, *units, made, *sizes, **options, **of_bias)
     return made
 
 
@@ -201,18 +199,7 @@ def load_bias(
 
 WARPS_AND_STAGES = {**dict.fromkeys((16, 32, 64), ((4, 2), (8, 2))), 128: ((8, 2), (4, 1)), 256: ((8, 1), (8, 1))}
 """Of both kernels, by the head size."""
-SIZES = [
-    "bias_b",
-    "bias_h",
-    "bias_q",
-    "heads",
-    "group",
-    "q_length",
-    "k_length",
-    "bias_heads",
-    "shared_heads",
-    "shared_rows",
-]
+SIZES = ["bias_b", "bias_h", "bias_q", "heads", "group", "q_length", "k_length", "bias_heads", "shared_heads", "shared_rows"]  # fmt: skip
 
 
 @triton.jit
