@@ -6,7 +6,7 @@ import torch
 pytest.importorskip("triton")
 
 from posenc.engines.triton.alignment import UNIT, align_rows, pad_heads
-from posenc.engines.triton.arguments import Inputs
+from posenc.engines.triton.arguments import Inputs, mask_unit, with_whole_rows
 
 
 def tensor(*shape, dtype=torch.bfloat16):
@@ -52,3 +52,18 @@ def test_rows_begin_at_aligned_addresses():
         assert torch.equal(copy, odd) and copy.is_contiguous() and copy.data_ptr() % 16 == 0
     single = tensor(2, 4, 5, 65, dtype=torch.float32)[..., 1:]
     assert align_rows(single) is single
+
+
+def test_rows_of_dense_masks_begin_at_whole_units():
+    """One kernel then serves all lengths: a mask that does not is copied, once for all rows, heads and queries that share it."""
+    for mask in (
+        torch.randn(2, 3, 5, 7), torch.randn(2, 3, 5, 8)[..., :7], torch.randn(1, 1, 1, 7).expand(2, 3, 5, 7),
+        torch.randn(2, 3, 7, 5).transpose(2, 3), torch.rand(2, 1, 5, 7).lt(0.5).view(torch.uint8).expand(2, 3, 5, 7),
+    ):  # fmt: skip
+        made, unit = with_whole_rows(mask), mask_unit(mask)
+        assert torch.equal(made, mask)
+        assert made.stride(3) == 1 and not any(step % unit for step in made.stride()[:3])
+        assert all(step == 0 for step, before in zip(made.stride(), mask.stride(), strict=True) if before == 0)
+    whole = torch.randn(2, 3, 5, 8)
+    assert with_whole_rows(whole) is whole
+    assert with_whole_rows(whole[..., :7]).data_ptr() == whole.data_ptr()
