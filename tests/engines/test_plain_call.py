@@ -326,15 +326,15 @@ MASKED = ("padding", "documents", "bool", "float", "rows", "window", "all")
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("name", [*plans(), "shaw"])
+@pytest.mark.parametrize("name", [*plans(), "shaw", "shaw by head"])
 @pytest.mark.parametrize("kind", MASKED)
 def test_masks_have_the_results_and_gradients_of_the_reference(kind, name, causal):
     for queries, keys, kv_heads in ((12, 12, 4), (1, 20, 2), (5, 20, 4), (20, 40, 2)):
         q, k, v = (x.double().requires_grad_() for x in tensors(queries=queries, keys=keys, kv_heads=kv_heads))
         positions = Positions((keys - queries, queries), keys)
         leaves = [q, k, v]
-        if name == "shaw":
-            table = torch.randn(1, 6, 8, dtype=torch.float64, requires_grad=True)
+        if name in ("shaw", "shaw by head"):
+            table = torch.randn(1 if name == "shaw" else 4, 6, 8, dtype=torch.float64, requires_grad=True)
             plan = Plan(positions, lookups=(Lookup(index.clip(3, 2), dot_query=table),))
             leaves.append(table)
         else:

@@ -258,13 +258,13 @@ def attend_with_table(
     q: Tensor, k: Tensor, v: Tensor, states: Tensor, table: Tensor, facts: tuple, mask: Tensor | None, scale: float,
     dropout: float = 0.0,
 ) -> Tensor:  # fmt: skip
-    """`attend_with_mask` of mask + `multiply_by_distance(states, table, *facts)`, as one function with one gradient. q and k have the
-    same heads, and the mask needs no gradient."""
+    """`attend_with_mask` of mask + `multiply_by_distance(states, table, *facts)`, as one function with one gradient where q and k have the
+    same heads. The mask needs no gradient."""
     if dropout:
         mask = add(mask, dense_terms.multiply_by_distance(states, table, *facts))
         return dropped.attend(q, k, v, mask, scale, dropout)
-    pairs = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2]
-    if pairs > BLOCK or q.stride(3) != 1 or k.stride(3) != 1 or v.stride(3) != 1:
+    is_long = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] > BLOCK
+    if is_long or q.shape[1] != k.shape[1] or q.stride(3) != 1 or k.stride(3) != 1 or v.stride(3) != 1:
         return attend_with_mask(
             q, k, v, add(mask, dense_terms.multiply_by_distance(states, table, *facts)), scale, True
         )
