@@ -509,7 +509,12 @@ class _Errors:
         error = error + count * summed
         if last in TABLES and error.numel():
             error = error + error.amax(1, keepdim=True)  # a base is the whole less the others
-        return error + terms * self.units.flushed + (2.0**-25 if x.dtype == torch.float16 else 0.0)
+        roundings = (
+            1  # of numbers near zero: PyTorch's attention rounds a key's gradient for each query head, then their sum
+        )
+        if last in ("k", "v") and self.p.shape[1] > x.shape[1]:
+            roundings += self.p.shape[1] // x.shape[1]
+        return error + terms * self.units.flushed + (roundings * 2.0**-25 if x.dtype == torch.float16 else 0.0)
 
 
 def _added(one: dict[str, Tensor], other: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -322,6 +322,19 @@ def masks_of(kind: str, batch: int, queries: int, keys: int) -> dict:
     }[kind]
 
 
+@pytest.mark.parametrize("window", [(None, 0), (None, 1), (0, None), (3, 0), (None, None), 0, 5])
+@pytest.mark.parametrize(("queries", "keys"), [(8, 8), (1, 8), (4, 20)])
+def test_windows_without_terms_are_those_of_the_reference(queries, keys, window):
+    """(None, 0) is causality by another name."""
+    q, k, v = (x.requires_grad_() for x in tensors(queries=queries, keys=keys))
+    for causal in (False, True):
+        options = {"window": window, "causal": causal}
+        found = [attend(q, k, v, engine=engine, **options) for engine in ("auto", "reference")]
+        grads = [torch.autograd.grad(out.square().sum(), (q, k, v)) for out in found]
+        for a, b in zip(*([out, *own] for out, own in zip(found, grads, strict=True)), strict=True):
+            torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
+
+
 MASKED = ("padding", "documents", "bool", "float", "rows", "window", "all")
 
 

@@ -127,7 +127,7 @@ def run(
     elif mask is not None and mask.requires_grad:
         out = dense.attend_with_mask(q, k, v, mask, size**-0.5 if scale is None else float(scale), True)
     else:
-        is_causal = causal and mask is None and q_length > 1
+        is_causal = mask is None and limits == (None, 0)
         out = fused_attention(q, k, v, mask, 0.0, is_causal, None if scale is None else float(scale))
     if is_empty is not None:
         out = out.masked_fill(is_empty, 0.0)
