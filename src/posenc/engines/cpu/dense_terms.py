@@ -179,8 +179,19 @@ def kept_width(q_length: int, k_length: int) -> int:
     return k_length if q_length >= k_length else -(-k_length // STEP) * STEP
 
 
+MANY = 1 << 14
+"""Pairs from which arithmetic makes a mask of a boolean one: four passes by vectors take a third of PyTorch's `where`, which takes
+one number after another."""
+
+
 def hide(mask: Tensor | None, visible: Tensor | None, added: Tensor | None, precision: torch.dtype) -> Tensor:
-    """mask + added where a key is visible, else -inf."""
+    """mask + added where a key is visible, else -inf. mask: of zeros and -inf."""
+    if visible is not None and added is None and visible.numel() >= MANY:
+        hidden = visible.to(precision).reciprocal_().neg_().add_(1.0)  # 1 - 1 / 1 = 0, 1 - 1 / 0 = -inf
+        if mask is None:
+            return hidden
+        fits = torch.broadcast_shapes(mask.shape, hidden.shape) == hidden.shape
+        return hidden.add_(mask) if fits else hidden + mask
     mask = add(mask, added if added is None or added.dtype == precision else added.to(precision))
     if visible is None:
         assert mask is not None

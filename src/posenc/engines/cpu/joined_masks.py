@@ -89,10 +89,11 @@ def join_masks(
     fully masked, [.., Lq or 1, 1]; None: none. Theirs is a row of zeros, since softmax would make NaN of -inf: their outputs are to be
     set to zero, which makes their gradients zero too."""
     limited = None if limits == (None, None) else limits_of(*limits, q_length, k_length, precision)
-    joined = hide(limited, mask.allowed_by_token(columns=columns), mask.added(columns=columns), precision)
+    visible = mask.allowed_by_token(columns=columns)
+    joined = hide(limited, visible, mask.added(columns=columns), precision)
     highest = joined.detach().amax(-1, keepdim=True)
     is_empty = None
     if highest.amin().item() == NEG_INF:
         is_empty = highest == NEG_INF
-        joined = joined.masked_fill(is_empty, 0.0)
+        joined = joined.masked_fill(is_empty, 0.0) if visible is None else joined.masked_fill_(is_empty, 0.0)
     return joined if joined.shape[3] == k_length else joined.expand(-1, -1, -1, k_length).contiguous(), is_empty
