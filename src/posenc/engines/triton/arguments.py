@@ -85,13 +85,9 @@ class Inputs(NamedTuple):
         lie within the bands."""
         if self.table is None and self.key_table is None and self.value is None:
             if self.extra is not None:
-                return (
-                    "dense bias"
-                    if self.bias is not None
-                    else "dense"
-                    if self.extra.element_size() == 4
-                    else "narrow dense"
-                )
+                if self.bias is not None:
+                    return "dense bias"
+                return "dense" if self.extra.element_size() == 4 else "narrow dense"
             masks = (self.p_q, self.key_mask, self.doc_q, self.extra, self.seed)
             masked = "" if all(mask is None for mask in masks) else "masked "
             return "plain" if self.bias is None else masked + "bias"

@@ -107,9 +107,9 @@ def _dense_bias(q: Tensor, plan: Plan, mask: Mask, rows: slice, columns: slice, 
         allowed = mask.allowed(plan.positions.q_length, plan.positions.k_length, q.device, rows, columns)
     if allowed is not None:
         bias = bias.masked_fill(~allowed, float("-inf"))
-    return (
-        bias if torch.compiler.is_compiling() else with_whole_rows(bias)
-    )  # compiled for one length, it would be for that one alone
+    if torch.compiler.is_compiling():  # the length would become a constant; the operators do it
+        return bias
+    return with_whole_rows(bias)
 
 
 # ---- the gradient of the bias ------------------------------------------------------------------------------------------

@@ -90,7 +90,7 @@ class Masks(NamedTuple):
     extra_k: Any  # numbers; None: 1
     seed: Any  # int64 [8], for dropout: see core/dropout.py
     extra_is_bool: Any  # constexpr
-    extra_unit: Any  # constexpr: numbers. Of 4, the compiler knows that it can load 4 at a time
+    extra_unit: Any  # constexpr: so many numbers are one load (arguments.MASK_UNITS)
 
 
 class Grads(NamedTuple):
