@@ -9,6 +9,7 @@ from torch.utils.checkpoint import checkpoint
 import posenc
 from posenc import Positions, attend, explain
 from posenc.core.dropout import Dropout
+from posenc.engines import rules_cpu
 from posenc.engines.cpu import dropped
 from tests.engines.test_plain_call import plans, tensors
 
@@ -134,3 +135,10 @@ def test_long_texts_with_dropout_keep_no_probabilities():
     for length, engine in ((1024, "cpu"), (2048, "blocked")):
         q = torch.empty(1, 8, length, 8)
         assert explain(q, q, q, plans(8, length, length)["t5"], dropout=0.1).engine == engine
+
+
+def test_batches_of_short_texts_keep_their_probabilities():
+    """They are fast; the memory of a long text stays small."""
+    assert rules_cpu.keeps_dropped(16, 12, 512, 512)
+    assert not rules_cpu.keeps_dropped(1, 12, 2048, 2048)
+    assert not rules_cpu.keeps_dropped(64, 12, 512, 512)

@@ -58,7 +58,7 @@ def run(
         return None
     if dtype not in DTYPES:
         return None
-    if dropout and batch * heads * q_length * k_length > rules_cpu.DROPPED_PAIRS:
+    if dropout and not rules_cpu.keeps_dropped(batch, heads, q_length, k_length):
         return None
     if torch.is_autocast_enabled("cpu"):  # it would round the mask
         torch.set_autocast_enabled("cpu", False)
