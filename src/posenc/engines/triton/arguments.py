@@ -80,14 +80,11 @@ class Inputs(NamedTuple):
     seed: Tensor | None = None
 
     def kind(self, num: Numbers) -> str:
-        """Which tiles schedule.py chooses: "plain", "bias" or "masked bias"; "dense" (a mask of all pairs; "narrow dense" where its numbers take less
-        than 4 bytes) or "dense bias"; "content" (row or value terms) or "keys" (a column term), with "wide " before them where whole tiles
-        lie within the bands."""
+        """Which tiles schedule.py chooses: "plain", "bias" or "masked bias"; "dense" (a mask of all pairs) or "dense bias"; "content" (row or value
+        terms) or "keys" (a column term), with "wide " before them where whole tiles lie within the bands."""
         if self.table is None and self.key_table is None and self.value is None:
             if self.extra is not None:
-                if self.bias is not None:
-                    return "dense bias"
-                return "dense" if self.extra.element_size() == 4 else "narrow dense"
+                return "dense" if self.bias is None else "dense bias"
             masks = (self.p_q, self.key_mask, self.doc_q, self.extra, self.seed)
             masked = "" if all(mask is None for mask in masks) else "masked "
             return "plain" if self.bias is None else masked + "bias"

@@ -37,8 +37,6 @@ HOPPER_KINDS = {
         ("backward_q", 128): Tile(64, 32, 4, 3, 3),
         ("backward_k", 128): Tile(64, 64, 4, 3),
     },
-    # of 1 or 2 bytes: one stage takes 0.79 ms where two take 0.50 (4 x 2048 tokens, 16 heads)
-    "narrow dense": {("backward_k", 64): Tile(64, 64, 4, 3, 2)},
     "dense bias": {("forward", 64): Tile(64, 64, 4, 3)},  # loaded ahead, the table's numbers make it 2.4 times as long
     "bias": {("forward", 64): Tile(64, 128, 4, 3)},
     # a general tile of 128 keys that loads the bias and masks or dropout spills registers
@@ -108,8 +106,7 @@ def choose_tile(
     hopper = capability(device)[0] in (9, 10)  # 12.x has the shared memory of 8.6
     width, tile = WIDTHS[number], (HOPPER if hopper else SMALL)[kernel][number]
     if hopper and kind != "plain":
-        likes = (kind,) if kind.endswith("bias") else ("dense" if kind.endswith("dense") else "content", kind)
-        for like in likes:
+        for like in (kind,) if kind.endswith("bias") or kind == "dense" else ("content", kind):
             tile = HOPPER_KINDS[like].get((kernel, width), tile)
     if kernel == "forward" and q_length <= 16:
         return Tile(16, 128 if width <= 128 and hopper else 32, 4, tile.stages)
