@@ -29,7 +29,8 @@ on no measured error.
             scores read) and of E_p + (3 w + u c(n)) p (for what the values read); n terms are summed
 
 Numbers that vanish (float16 below 2^-25, probabilities and terms of a sum below float32's normal numbers, which some
-processors take for 0) are budgeted as absolute errors. A number may be infinite where the exact one and its budget
+processors take for 0) are budgeted as absolute errors; PyTorch's attention rounds the gradient of a shared key for each
+query head, and then their sum. A number may be infinite where the exact one and its budget
 together are more than its dtype holds.
 
 The names are those of `Plan.tensors`, and out, lse, q, k, v, shift, mask, pair.weight.
@@ -509,10 +510,8 @@ class _Errors:
         error = error + count * summed
         if last in TABLES and error.numel():
             error = error + error.amax(1, keepdim=True)  # a base is the whole less the others
-        roundings = (
-            1  # of numbers near zero: PyTorch's attention rounds a key's gradient for each query head, then their sum
-        )
-        if last in ("k", "v") and self.p.shape[1] > x.shape[1]:
+        roundings = 1
+        if last in ("k", "v") and self.p.shape[1] > x.shape[1]:  # of each query head's share, and of their sum
             roundings += self.p.shape[1] // x.shape[1]
         return error + terms * self.units.flushed + (roundings * 2.0**-25 if x.dtype == torch.float16 else 0.0)
 

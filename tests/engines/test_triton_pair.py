@@ -68,7 +68,7 @@ def compare(dtype, block, lengths=(24, 24), rows=False, shares_heads=False, mask
 def some_cases():
     compare(torch.float32, 10, lengths=(12, 20), mask="learned", **CASES["padding"](12, 20))
     compare(torch.bfloat16, 64, lengths=(16, 16), shares_heads=True, **CASES["fully masked"](16, 16))
-    for _ in range(4):  # the second call is recorded, the others replay it
+    for _ in range(4):  # the second forward pass is recorded, the others replay it
         compare(torch.float32, 64, lengths=(10, 11), causal=True)
 
 

@@ -26,8 +26,7 @@ from .. import blocked, reference
 from ..lowering import LoweredPlan, lower_plan
 from .arguments import mask_unit, with_whole_rows
 from .device import define_operator, is_traced, launch_on
-from .launcher import Launch
-from .replay import describe, run_recorded
+from .launcher import launch
 from .schedule import cdiv, next_power_of_2
 from .structs import view
 from .tiles import load_tile, matmul
@@ -145,16 +144,6 @@ def gradient(
     delta = Σ_j p dp - d_lse is summed here in float32. The output that the forward pass has rounded would give a delta that is wrong by
     the same amount for all keys of a query, and such an amount is what a smooth bias sums up.
     """
-    given = d_out, d_lse, lse, bias, q, k, v
-    key = "pair_gradient", q.device, scale, is_aligned, describe(given)
-    with launch_on(q):
-        return run_recorded(key, given, partial(_gradient, scale=scale, is_aligned=is_aligned))
-
-
-def _gradient(
-    launch: Launch, d_out: Tensor, d_lse: Tensor | None, lse: Tensor, bias: Tensor, q: Tensor, k: Tensor, v: Tensor, *, scale: float,
-    is_aligned: bool,
-) -> Tensor:  # fmt: skip
     made, delta = bias.new_empty(bias.shape), torch.empty_like(lse)
     batch, heads, q_length, size = q.shape
     k_length, v_size = v.shape[2], v.shape[3]
@@ -171,9 +160,10 @@ def _gradient(
     sizes = (
         heads, heads // k.shape[1], q_length, k_length, bias.shape[1], heads // bias.shape[1], batch // bias.shape[0], scale
     )  # fmt: skip
-    launch(delta_kernel, batch * heads * rows, *views, lse, d_lse, *units, delta, *sizes, **options, **of_delta)
-    tiles = bias.shape[0] * bias.shape[1] * rows * columns
-    launch(gradient_kernel, tiles, *views, lse, delta, *units, made, *sizes, **options, **of_bias)
+    with launch_on(q):
+        launch(delta_kernel, batch * heads * rows, *views, lse, d_lse, *units, delta, *sizes, **options, **of_delta)
+        tiles = bias.shape[0] * bias.shape[1] * rows * columns
+        launch(gradient_kernel, tiles, *views, lse, delta, *units, made, *sizes, **options, **of_bias)
     return made
 
 
